@@ -23,7 +23,7 @@ import mpmath
 import numpy as np
 
 import sifu
-from counterfactual_runs import CounterfactualRuns, Vector, must_not_diverge, parsed
+from counterfactual_runs import CounterfactualRuns, Vector, must_not_diverge
 from random_journeys import (
     FAMILIES,
     MASKED,
@@ -37,7 +37,6 @@ from sifu.errors import RoundRejectedError, SifuError
 from sifu_verifier import verify
 from sifu_verifier.paths import path_to
 from sifu_verifier.psi import psi_along
-from sifu_verifier.rates import founding_clients, rate_since
 
 LEVELS = ("none", "conditional", "proven", "exact")
 BEFORE_TRAINING = {"preprocessing", "features", "hyper-parameters", "method", "identity", "grouping", "rounds apart",
@@ -170,19 +169,10 @@ class Truth(CounterfactualRuns):
 
     @cached_property
     def slack(self) -> float:
-        """Rounding error allowed relative to the model: 2**-52 if rounding is bounded, larger otherwise.
-
-        A recomputed rate is compared only with the clients that were still active then.
-        """
+        """Rounding error allowed relative to the model: 2**-52 if rounding is bounded, larger otherwise."""
         if self.record.facts["dtype"] == "float32":
             return 1e-4
-        facts, began = self.record.facts, {row["noise_node"]: row["request_order"] for row in self.done}
-        steepest = 0.0
-        for node, rate in ({0: facts["local_rate"]} | self.record.rates).items():
-            gone = {c for row in self.done if row["request_order"] <= began.get(node, 0) for c in self.clients_of(row)}
-            there = [row["smoothness"] or 0.0 for client, row in self.record.clients.items() if client not in gone]
-            steepest = max([steepest, *(rate * smoothness for smoothness in there)])
-        bounded = facts["rounding_bounded"] and steepest <= 2.0 and not self.spec.server.update_bound
+        bounded = self.record.facts["rounding_bounded"] and not self.spec.server.update_bound
         return 2.0**-52 if bounded else 1e-9
 
     @cached_property
@@ -354,7 +344,7 @@ class Truth(CounterfactualRuns):
             if body["level"] in ("exact", "proven"):
                 if any(seq < done_at[name] for seq in restored) and statuses.get("record") in (None, "met"):
                     self.violation("level", name, "the run was restored, and no premise on the record says so")
-                self._check_rate(request)
+                self._check_steps(request)
             if body["level"] == "proven" and not (self.is_theorem and self.slack == 2.0**-52):
                 self.violation("level", name, "proven, but the bound is not a theorem here")
 
@@ -365,32 +355,19 @@ class Truth(CounterfactualRuns):
             node = self.record.nodes[node["parent"]]
         return bool(node["kind"] == "initial")
 
-    def _check_rate(self, request: dict[str, Any]) -> None:
-        """Check that an automatic rate is the same without the forgotten."""
-        given = sifu.Spec.from_mapping(json.loads(self.record.entries["asked"]))
-        if given.local.rate != "auto" or self.journey.family == "closed form":
+    def _check_steps(self, request: dict[str, Any]) -> None:
+        """Check that everybody else takes the same steps without the forgotten, bit for bit."""
+        if self.journey.family == "closed form":
             return
         gone = {self.held[client][0] for client in self.clients_of(request)}
-        since = rate_since(self.record, request["noise_node"])
-        began = [row for row in self.done if since and row["noise_node"] == since]
-        there = self._stayed_after(began[0]) if began else list(founding_clients(self.record))
-        others = [self.data[client] for client in there if self.held[client][0] not in gone]
-        rate = self.journey.engine(given, others).facts.local_rate
-        recorded = self.record.rates.get(since, self.record.facts["local_rate"])
-        if recorded and not math.isclose(rate, recorded, rel_tol=1e-9):  # 0: a purge erased it
-            what = f"level {request['level']}, but without the clients the rate would be {rate!r}"
+        stays = [client for client in range(len(self.data)) if self.held[client][0] not in gone]
+        steps, others = (
+            self.journey.engine(self.spec, data).plan.rates.tolist()  # type: ignore[attr-defined]
+            for data in (self.data, [self.data[client] for client in stays])
+        )
+        if [steps[client] for client in stays] != others:
+            what = f"level {request['level']}, but without the clients others would take other steps"
             self.violation("level", request["request"], what)
-
-    def _stayed_after(self, request: dict[str, Any]) -> list[int]:
-        """Return the clients that had joined when a request was executed and that remained after it."""
-        count, order = 0, request["request_order"]
-        for event in self.record.tables["events"]:
-            content = parsed(event)
-            count = int(content.get("run", {}).get("client_count", count))
-            if event["kind"] == "rolled back" and content["request"] == request["request"]:
-                break
-        gone = {client for row in self.done if row["request_order"] <= order for client in self.clients_of(row)}
-        return [client for client in range(count) if client not in gone]
 
     def check_files(self) -> None:
         """Check that both verifiers accept the run, and every certificate by itself."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from sifu.core.engine import Engine, Position, RoundResult
 from sifu.data import ClientData
 from sifu.errors import RoundRejectedError
 from sifu_verifier.paths import path_to
-from sifu_verifier.rates import rate_since
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.tensors import tensors_of
 
@@ -79,30 +78,13 @@ class CounterfactualRuns:
     @cached_property
     def engine(self) -> Engine:
         """The engine of the run."""
-        return self._engine(self.spec, self.data)
-
-    def _engine(self, spec: sifu.Spec, data: list[ClientData]) -> Engine:
-        """Return the engine of `spec` on these data; each branch uses its recorded local rate."""
-        first = self.journey.engine(spec, data)
-        if not self.record.rates:
-            return first
-        engines = {0: first} | {
-            node: self.journey.engine(replace(spec, local=replace(spec.local, rate=rate)), data)
-            for node, rate in self.record.rates.items()
-        }
-        return cast(
-            "Engine",
-            AtRates(
-                engines,
-                {0: 0} | {row["request_order"]: rate_since(self.record, row["noise_node"]) for row in self.done},
-            ),
-        )
+        return self.journey.engine(self.spec, self.data)
 
     @cached_property
     def engine_without_gate(self) -> Engine:
         """The engine without refusals: the counterfactual leaves out the replies that the run refused, no others."""
         server = replace(self.spec.server, update_bound=0.0, rejected="stop")
-        return self._engine(replace(self.spec, server=server), self.data)
+        return self.journey.engine(replace(self.spec, server=server), self.data)
 
     def engine_with_other_data(self, clients: Collection[int], *, other_counts: bool = False) -> Engine:
         """Return the engine of a federation in which `clients` hold other samples, optionally of another count."""
@@ -116,7 +98,7 @@ class CounterfactualRuns:
                 np.resize(generator.permutation(own.y), count),
             )
             data[client] = ClientData(own.name, x, y)
-        return self._engine(self.spec, data)
+        return self.journey.engine(self.spec, data)
 
     def engine_without(self, clients: Collection[int]) -> Smaller | None:
         """Return the engine of a federation that never had `clients`, or None if random draws would change.
@@ -128,7 +110,7 @@ class CounterfactualRuns:
         if drawn and self.journey.family != "closed form":
             return None
         stays = [client for client in range(len(self.data)) if client not in clients]
-        engine = self._engine(self.spec, [self.data[client] for client in stays])
+        engine = self.journey.engine(self.spec, [self.data[client] for client in stays])
         return Smaller(engine, stays) if engine.layout == self.engine.layout else None
 
     def models(
@@ -280,31 +262,6 @@ class Smaller:
         """Run a round of these clients."""
         result = self._engine.run_round(model, position, np.searchsorted(self._stays, clients))
         return replace(result, participants=self._stays[result.participants])
-
-
-class AtRates:
-    """Engines of the same clients at several local rates, chosen by the recorded rate of each branch."""
-
-    def __init__(self, engines: dict[int, Engine], of_branch: dict[int, int]) -> None:
-        self._engines, self._of_branch, first = engines, of_branch, engines[0]
-        self.layout, self.clients, self.facts, self.initial_model = (
-            first.layout,
-            first.clients,
-            first.facts,
-            first.initial_model,
-        )
-
-    def run_round(self, model: Vector, position: Position, clients: np.ndarray) -> RoundResult:
-        """Run a round at the local rate of its branch."""
-        return self._at(position).run_round(model, position, clients)
-
-    def local_updates(self, model: Vector, position: Position, clients: np.ndarray, steps: int) -> Any:
-        """Return the updates that clients send, at the local rate of the branch."""
-        return cast("Any", self._at(position)).local_updates(model, position, clients, steps)
-
-    def _at(self, position: Position) -> Engine:
-        """Return the engine of a branch; groups rebuilt after request k train in branch -k, at its rate."""
-        return self._engines[self._of_branch.get(abs(position.branch), 0)]
 
 
 def parsed(event: dict[str, Any]) -> dict[str, Any]:

@@ -207,9 +207,18 @@ class ConvTrainer:
             total = local.sums[0][share]
             for other in local.sums[1 : min(SUMS, len(pieces))]:
                 total.add_(other[share])
-            self._training.descend_in_place(local.value[share], total, local.velocity[share], step)
+            self._take_step(local.value[share], total, local.velocity[share], step)
             meeting.wait()
         self._passes.give(passes)
+
+    def _take_step(self, value: Tensor, gradient: Tensor, velocity: Tensor, step: int) -> None:
+        """Take one step of SGD in place; the gradient is overwritten, and the velocity is ignored in step 0."""
+        training = self._training
+        if training.weight_decay:
+            gradient.add_(value, alpha=training.weight_decay)
+        if training.momentum:
+            gradient = velocity.copy_(gradient) if step == 0 else velocity.mul_(training.momentum).add_(gradient)
+        value.sub_(gradient, alpha=training.rate)
 
     def _add_up(
         self,

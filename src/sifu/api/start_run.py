@@ -134,7 +134,7 @@ def train(
         spec = replace(spec, model=replace(spec.model, kind="python"))
         if spec.regularity.kind == "measured" and isinstance(as_model(model), ModuleModel):
             raise InputError(
-                "the smoothness of your own module is not measured: set regularity.kind = 'assumed' (and its factor); "
+                "the expansion of your own module's steps is unknown: set regularity.kind = 'assumed' (and factor); "
                 "every certificate then states this assumption"
             )
     if clients is not None:
@@ -164,7 +164,7 @@ def train(
         check_as_specified(spec, engine.facts)
         check_repeats(engine)
         digests = shown_digests(engine) or ()
-        resolved = replace(spec, **spec.regime.settled(engine.facts.local_rate))
+        resolved = replace(spec, **spec.regime.settled())
     # Record the location of the data, so that later commands find them from any working directory.
     data_spec = resolved.data
     located = replace(

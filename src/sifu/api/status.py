@@ -173,8 +173,7 @@ class RunStatus:
     parameters: int
     model: str
     regularity: str
-    local_rate: float
-    largest_certified_rate: float | None
+    local_rate: float | None
     epsilon: float
     delta: float
     sigma: float | None
@@ -281,8 +280,7 @@ def status_of(view: RunView) -> RunStatus:
         parameters=reader.layout.size,
         model=view.spec.model.kind,
         regularity=measured.kind,
-        local_rate=measured.local_rate,
-        largest_certified_rate=measured.largest_certified_rate,
+        local_rate=view.facts.local_rate,
         epsilon=privacy.epsilon,
         delta=privacy.delta,
         sigma=sigma,

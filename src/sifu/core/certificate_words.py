@@ -82,7 +82,7 @@ EARLIER_NOT_COVERED = (
     "Models released before this request was executed are not covered, nor is what a comparison of one of them with a "
     "later one reveals."
 )
-REPORTS_TRUSTED = "Sample counts, drifts and smoothness bounds reported by clients are trusted."
+REPORTS_TRUSTED = "Sample counts, drifts and expansions reported by clients are trusted."
 NOISE_NOT_COVERED = "Noise is drawn in floating point; attacks on its last bits are not covered."
 NOT_COVERED = (
     "The other participants and the operator, who have more than the released models, are not covered.",

@@ -34,8 +34,8 @@ def head_layout(fixed: FixedPoint) -> ModelLayout:
 
 
 def head_profile(name: str, samples: int) -> ClientProfile:
-    """Return the profile of a client; both curvature bounds are 0, because a solve depends on no earlier model."""
-    return ClientProfile(name, samples, 1, 0.0, 0.0)
+    """Return the profile of a client; a solve depends on no earlier model, so it expands no distance."""
+    return ClientProfile(name, samples, 1, 1.0)
 
 
 def head_facts(
@@ -52,11 +52,10 @@ def head_facts(
         identity: Method of identifying clients (`TrainingFacts.identity`).
     """
     return TrainingFacts(
-        local_rate=0.0,
+        local_rate=None,
         momentum=0.0,
         weight_decay=0.0,
         batch_size=None,
-        server_rate=1.0,
         participation=Participation("all"),
         dtype="float64",
         smooth_model=True,

@@ -24,11 +24,6 @@ GENESIS = bytes(32)
 """Hash before the first event."""
 
 NONCE_BYTES = 32
-LOCAL_RATES = "local_rates"
-"""Sealed key, and key in the run table, of automatic local rates.
-
-The rates are stored by node of the fresh model from which training at each rate started.
-"""
 RELEASE_DISTANCES = "release_distances"
 """Sealed key of the distances between a released head and the heads without each client or one of its records."""
 

@@ -50,19 +50,14 @@ SENTENCES: dict[str, dict[str, str]] = {
         "was created; no client's data influenced the key or the number of groups.",
     },
     "honest reports": {
-        "trusted": "Sample counts, drifts and smoothness bounds were computed by the engine or reported by the "
+        "trusted": "Sample counts, drifts and expansions were computed by the engine or reported by the "
         "clients; they are trusted.",
     },
     "hyper-parameters": {
         "labels": "The number of outputs was counted from the labels of all clients; it is assumed to be the same "
         "without the forgotten clients.",
         "given": "The operator set the hyperparameters; it is trusted that clients' data did not decide them.",
-        "others": "The local rate follows from the clients' smoothness bounds, and would be the same without the "
-        "forgotten clients.",
-        "forgotten": "The local rate follows from the clients' smoothness bounds, and would differ without the "
-        "forgotten clients; what it reveals about them is assumed to be negligible.",
-        "anew": "The local rate was recomputed, by the rule of the spec, from the smoothness bounds of the remaining "
-        "clients.",
+        "own": "Every client limits its own steps by its own data; the spec fixes all other hyperparameters.",
         "fixed": "The spec fixes the outputs, the precision and the rule for lambda; lambda follows from the sum over "
         "the remaining clients.",
     },
@@ -115,12 +110,10 @@ SENTENCES: dict[str, dict[str, str]] = {
         "assumed": "Every local step is assumed to expand distances by at most B = {factor:g}; nothing proves this for "
         "this model.",
         "not smooth": "The loss is assumed to be smooth; this model is not known to be.",
-        "strongly convex": "The local losses are strongly convex (weight decay) and smooth, and every client's "
-        "smoothness is bounded from above.",
-        "convex": "The local losses are convex and smooth, every client's smoothness is bounded from above, and the "
-        "local rate is in the range where no step expands distances.",
-        "smooth": "The local losses are smooth, and every client's smoothness is bounded from above. The local rate is "
-        "beyond the range that is certified as convex, so distances may grow.",
+        "strongly convex": "The local losses are strongly convex (weight decay) and smooth. Every client limits its "
+        "steps by its own smoothness, so its steps of a round bring two models closer.",
+        "convex": "The local losses are convex and smooth. Every client limits its steps by its own smoothness, so "
+        "none of them expands distances.",
     },
     "replies": {
         "assumed": "Some clients' replies were refused and left out. The certificate compares with a federation in "

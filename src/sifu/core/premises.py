@@ -108,12 +108,11 @@ def level_of(premises: Sequence[Premise], *, exact: bool, fresh: bool = False) -
     return "exact" if exact else "proven"
 
 
-RateSource = Literal["given", "others", "forgotten", "anew", "fixed"]
-"""Source of the local rate.
+RateSource = Literal["given", "own", "fixed"]
+"""Source of the clients' steps.
 
-`given`: the operator set it. `others` and `forgotten`: clients' smoothness bounds determined it; without the forgotten
-clients it would be the same (`others`) or may differ (`forgotten`). `anew`: it was recomputed from the remaining
-clients for training from a fresh model. `fixed`: a head in closed form has no rate.
+`given`: the operator set a limit. `own`: only each client's own safe step limits them. `fixed`: a head in closed form
+has no steps.
 """
 
 INITIAL_MODELS: Mapping[str, Status] = {fact.DRAWN_FROM_SEED: "met", fact.MADE_BY_OPERATOR: "trusted"}
@@ -133,9 +132,7 @@ ENGINES = {
     fact.ON_NODES: (Premise("engine", "trusted"),),
 }
 """Premises for each value of `TrainingFacts.engine`. A round whose bits depend on its participants alone needs none."""
-RATE_SOURCES: Mapping[RateSource, Status] = {
-    "given": "trusted", "others": "met", "forgotten": "assumed", "anew": "met", "fixed": "met"
-}  # fmt: skip
+RATE_SOURCES: Mapping[RateSource, Status] = {"given": "trusted", "own": "met", "fixed": "met"}
 
 
 def before_training_premises(facts: TrainingFacts, rate_source: RateSource) -> tuple[Premise, ...]:
@@ -235,10 +232,7 @@ class MeasuredRegularity:
     """Regularity class of a run, with the figures that determined it."""
 
     kind: RegularityClass
-    largest_smoothness: float | None
     largest_factor: float
-    local_rate: float
-    largest_certified_rate: float | None
     assumed_factor: float | None = None
 
 
@@ -252,12 +246,7 @@ def regularity_premise(facts: TrainingFacts, measured: MeasuredRegularity) -> Pr
         "regularity",
         "met",
         measured.kind,
-        confidential={
-            "largest_beta": finite_or_text(measured.largest_smoothness),
-            "local_rate": measured.local_rate,
-            "largest_P_i": finite_or_text(measured.largest_factor),
-            "largest_certified_rate": finite_or_text(measured.largest_certified_rate),
-        },
+        confidential={"largest_P_i": finite_or_text(measured.largest_factor)},
     )
 
 

@@ -282,26 +282,25 @@ def _accepted(gate: ReplyGate) -> AcceptedModels:
 
 
 def step(federation: Federation, setup: RoundSetup, participants: ClientIndices, average: Average) -> Vector:
-    """Return theta + g (mean - theta).
+    """Return theta + (mean - theta).
 
     Raises:
         RoundRejectedError: If an entry is NaN or Inf; the message names the clients that returned one.
     """
-    rate, dtype = federation.facts.server_rate, federation.layout.dtype
+    dtype = federation.layout.dtype
     new: Vector = np.empty(setup.start.size, dtype=dtype)
     finite = not average.not_finite
     with np.errstate(over="ignore", invalid="ignore"):
         for first in range(0, new.size, ENTRIES_PER_BLOCK):  # process parts that fit into the processor's cache
             here = slice(first, first + ENTRIES_PER_BLOCK)
-            moved = average.step[here] if rate == 1.0 else rate * average.step[here]
             model = setup.start[here].astype(np.float64)
-            model += moved
+            model += average.step[here]
             new[here] = model
             finite = finite and bool(np.isfinite(new[here]).all())
     if finite:
         return new
     where = _rejected(setup.position)
-    advice = f"; lower the local rate ({federation.facts.local_rate:g}) or look at the data"
+    advice = "; lower local.rate or look at the data"
     if not average.not_finite:
         raise RoundRejectedError(
             f"{where}every client's model is finite but the averaged model overflows {dtype}{advice}"

@@ -126,7 +126,6 @@ def own_training(
         momentum=spec.local.momentum,
         weight_decay=spec.local.weight_decay,
         batch_size=spec.local.batch or None,
-        server_rate=1.0,
         participation=Participation.parse(spec.server.participation),
         dtype=layout.dtype,
         smooth_model=False,

@@ -22,7 +22,7 @@ WORDS, FEATURES, NUMBERS = "statistics", "features", "numbers"
 ROW_FEATURES, ROW_TARGETS = "row-features", "row-targets"
 KEY, MASKED = "key", "masked"
 """Names of the values in a client's reply for a closed-form head."""
-BOUNDS = ("smoothness", "curvature", "batch_ratio", "energy", "target_norm")
+BOUNDS = ("expansion", "rate", "steepness", "batch_ratio", "energy", "target_norm")
 """Names of the optional bounds in a client's profile; each bound is a number or None."""
 
 
@@ -39,7 +39,7 @@ class WirePlan:
     init: str
     dtype: str
     seed: int
-    rate: float
+    rate: float | None
     steps: int
     batch: int
     momentum: float
@@ -99,17 +99,18 @@ class Instruction:
 class WireProfile:
     """A `ClientProfile` plus the values a server needs to build a built-in model and to bound its rounding errors.
 
-    `input_shape` and `outputs` describe the client's data. `batch_ratio`, `energy` and `target_norm` are defined in
-    `engines.sim.float_rounding`; None means that no bound is proven.
+    `input_shape` and `outputs` describe the client's data. `rate`, `steepness`, `batch_ratio`, `energy` and
+    `target_norm` are those of `engines.sim.float_rounding.ClientSizes`; None means that no bound is proven.
     """
 
     name: str
     samples: int
     local_steps: int
-    smoothness: float | None = None
-    curvature: float | None = None
+    expansion: float | None = None
     input_shape: tuple[int, ...] = ()
     outputs: int = 0
+    rate: float | None = None
+    steepness: float | None = None
     batch_ratio: float | None = None
     energy: float | None = None
     target_norm: float | None = None
@@ -117,7 +118,7 @@ class WireProfile:
     @property
     def client(self) -> ClientProfile:
         """Profile without the values that only built-in models need."""
-        return ClientProfile(self.name, self.samples, self.local_steps, self.smoothness, self.curvature)
+        return ClientProfile(self.name, self.samples, self.local_steps, self.expansion)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the profile as plain values, ready for JSON."""
@@ -141,6 +142,7 @@ class WireProfile:
                 and all(isinstance(count, int) for count in (profile.samples, profile.local_steps))
                 and 0 < profile.samples < 2**53
                 and 0 < profile.local_steps <= 10**6
+                and (profile.expansion is None or 0.0 < profile.expansion <= 1.0)
                 and all(
                     bound is None or (type(bound) is float and 0.0 <= bound < math.inf) for bound in numbers.values()
                 )

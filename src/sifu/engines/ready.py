@@ -7,6 +7,7 @@ Features are therefore cached in a folder per client (`CachedFeatures`).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -20,7 +21,7 @@ from sifu.core.engine import Engine
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
 from sifu.core.spec.regime import penalty_of
-from sifu.core.spec.sections import FeaturesSpec, RidgeSpec
+from sifu.core.spec.sections import LINEAR_KINDS, FeaturesSpec, RidgeSpec
 from sifu.data.feature_maps import CachedFeatures, FeatureMap, fixed_point
 from sifu.data.feature_maps.build import module_of_features, specified_map, texts_as_tokens
 from sifu.engines.plans import Arrays, Instruction, Origin, WirePlan, WireProfile
@@ -42,7 +43,6 @@ from sifu.errors import InputError
 from sifu.theory.closed_form import Rows, Statistics
 from sifu.theory.facts import DRAWN_FROM_SEED
 from sifu.theory.participation import ClientIndices, Participation
-from sifu.theory.regularity import automatic_rate, certified_rates
 
 
 def common_shape(profiles: Sequence[WireProfile]) -> tuple[int, ...]:
@@ -81,7 +81,7 @@ def _head_profile(client: ReadyClient, plan: WirePlan) -> WireProfile:
     else:
         outputs = labels.shape[1] if labels.ndim == 2 else 1
     head_of(client, plan, max(outputs, plan.outputs))  # fail if labels or samples cannot be used
-    return WireProfile(client.name, len(labels), 1, 0.0, 0.0, input_shape([client]), outputs)
+    return WireProfile(client.name, len(labels), 1, 1.0, input_shape([client]), outputs)
 
 
 @lru_cache(maxsize=32)
@@ -131,7 +131,7 @@ def _blueprint_of_head(
         spec.seed,
         plan.to_text(),
     )
-    resolved = replace(spec, **spec.regime.settled(plan.rate, "sum", fixed.features))
+    resolved = replace(spec, **spec.regime.settled("sum", fixed.features))
     return replace(of_head, head=head), resolved
 
 
@@ -161,7 +161,8 @@ def _text(section: FeaturesSpec | RidgeSpec | None) -> str:
 
 
 def _training(plan: WirePlan) -> LocalTraining:
-    return LocalTraining(plan.rate, plan.steps, plan.batch or None, plan.momentum, plan.weight_decay)
+    rate = math.inf if plan.rate is None else plan.rate
+    return LocalTraining(rate, plan.steps, plan.batch or None, plan.momentum, plan.weight_decay)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +187,7 @@ class ReadyClient:
             return _head_profile(client, plan)
         outputs = count_outputs([client], OBJECTIVES[plan.model if plan.model in OBJECTIVES else "softmax"])
         shape = input_shape([client])
-        profile = WireProfile(self.name, int(np.shape(client.x)[0]), plan.steps, None, None, shape, outputs)
+        profile = WireProfile(self.name, int(np.shape(client.x)[0]), plan.steps, None, shape, outputs)
         if plan.model not in OBJECTIVES:
             return profile
         federation = _federation_of(client, replace(plan, outputs=max(outputs, plan.outputs)), 0)
@@ -194,8 +195,9 @@ class ReadyClient:
         assert sizes is not None  # `sizes` is None only for models that are not linear
         return replace(
             profile,
-            smoothness=own.smoothness,
-            curvature=plan.weight_decay,
+            expansion=own.expansion,
+            rate=float(sizes.rates[0]),
+            steepness=float(sizes.steepness[0]),
             batch_ratio=float(sizes.batch_ratios[0]),
             energy=float(sizes.energy[0]),
             target_norm=float(sizes.target_norms[0]),
@@ -287,12 +289,8 @@ def _blueprint_of_rounds(
     if outputs < counted:
         raise InputError(f"model.outputs = {outputs}, but the clients' labels need {counted}")
     clients = tuple(profile.client for profile in profiles)
-    rate = spec.local.rate
-    if rate == "auto":
-        automatic = automatic_rate(certified_rates(clients, spec.local.momentum), spec.model.kind)
-        if automatic is None:
-            raise InputError('local.rate = "auto" needs a linear model: give a number')
-        spec = replace(spec, local=replace(spec.local, rate=automatic))
+    if spec.local.rate == "auto" and spec.model.kind not in LINEAR_KINDS:
+        raise InputError('local.rate = "auto" needs a linear model: give a number')
     plan = plan_of(spec, outputs)
     training = _training(plan)
     model: LinearModel | ModuleModel = make_model(
@@ -336,9 +334,12 @@ def _rounding(
     dtype: str,
 ) -> Callable[[float, ClientIndices], float] | None:
     """Return `Blueprint.rounding` from the bounds that clients report, or None if no bound is proven."""
-    needed = [(profile.smoothness, profile.batch_ratio, profile.energy, profile.target_norm) for profile in profiles]
+    needed = [
+        (profile.batch_ratio, profile.rate, profile.steepness, profile.energy, profile.target_norm)
+        for profile in profiles
+    ]
     if not isinstance(model, LinearModel) or any(None in row for row in needed):
         return None
-    smoothness, ratios, energy, norms = (np.array(column, dtype=np.float64) for column in zip(*needed, strict=True))
+    columns = [np.array(column, dtype=np.float64) for column in zip(*needed, strict=True)]
     samples = np.array([profile.samples for profile in profiles], dtype=np.int64)
-    return proven_allowance(model, training, ClientSizes(samples, ratios, smoothness, energy, norms), dtype)
+    return proven_allowance(model, training, ClientSizes(samples, *columns), dtype)

@@ -79,14 +79,14 @@ def noised_premises(claim: Claim) -> tuple[Premise, ...]:
     """
     view = claim.view
     if claim.is_initial:
-        before = before_training_premises(view.facts, view.rate_source(claim.gone))
+        before = before_training_premises(view.facts, view.rate_source)
         return (*record_premises(view.record_history), *before)
     return collect_premises(
         view.facts,
         view.regularities.measured,
         noise=view.noise_source,
         largest_psi=largest_psi_on_the_way(claim.exposures, claim.depth),
-        rate_source=view.rate_source(claim.gone),
+        rate_source=view.rate_source,
         left_out=view.replies_left_out(claim.depth),
         history=view.record_history,
     )

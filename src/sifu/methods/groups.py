@@ -68,7 +68,7 @@ class Groups(Method):
         return (
             *record_premises(view.record_history, merge=True),
             *group_premises(view.spec),
-            *before_training_premises(view.facts, view.rate_source(claim.gone)),
+            *before_training_premises(view.facts, view.rate_source),
         )
 
     def starting_model(self, view: RunView, plan: Plan, engine: Engine) -> Start:

@@ -25,10 +25,6 @@ class Scratch(Method):
         return replace(plan_from(self, view, terms, None), psi_star=psi_star)
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
-        """Return the premises about the steps before training; no client's data influenced the fresh model.
-
-        An automatic rate that is recomputed from the remaining clients reveals nothing about the clients that left.
-        """
+        """Return the premises about the steps before training; no client's data influenced the fresh model."""
         view = claim.view
-        source = "anew" if view.recomputes_rate(claim.terms) else view.rate_source(claim.gone)
-        return (*record_premises(view.record_history), *before_training_premises(view.facts, source))
+        return (*record_premises(view.record_history), *before_training_premises(view.facts, view.rate_source))

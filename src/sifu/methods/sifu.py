@@ -75,9 +75,3 @@ def _notes(view: RunView, plan: Plan, node: Choice) -> Iterator[str]:
             f"the budget would allow round {view.path.rounds_until(node.wanted_depth)}, whose model was not kept; "
             f"round {view.path.rounds_until(node.depth)} is the latest kept one before it"
         )
-    regularity = view.regularities.measured
-    if regularity.kind == "smooth" and regularity.largest_certified_rate is not None:
-        yield (
-            f"local.rate = {regularity.local_rate:g} is too large to be certified as convex; "
-            f"the largest that is: {regularity.largest_certified_rate:.6g}"
-        )

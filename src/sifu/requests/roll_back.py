@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sifu.core.engine import Engine, Evaluation, evaluate_present
-from sifu.core.ledger import LOCAL_RATES, finite_or_text
+from sifu.core.ledger import finite_or_text
 from sifu.core.request_terms import RequestTerms
 from sifu.core.round import noise_rounding
 from sifu.methods.base import Start
@@ -55,10 +55,7 @@ def measured_rows(measured: Iterable[tuple[int, str, Evaluation]]) -> list[Evalu
 
 @dataclass
 class RollBack:
-    """Rollback of a request, derived from its plan and the starting model.
-
-    `local_rate` is the recomputed automatic rate, which the event records. It is None if the rate was not recomputed.
-    """
+    """Rollback of a request, derived from its plan and the starting model."""
 
     writer: RunWriter
     engine: Engine
@@ -66,7 +63,6 @@ class RollBack:
     plan: Plan
     request: str
     start: Start
-    local_rate: float | None = None
 
     def __post_init__(self) -> None:
         plan, on_disk = self.plan, self.writer.models()
@@ -177,7 +173,4 @@ class RollBack:
             payload["merges"] = start.merged.rows(self.noise_node)
         if plan.auto is not None:
             payload["auto"] = plan.auto.to_mapping()
-        if self.local_rate is not None:
-            found_so_far = self.writer.local_rates | {self.noise_node: self.local_rate}
-            payload[LOCAL_RATES] = {str(node): rate for node, rate in found_so_far.items()}
         return payload

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from sifu.choices import Level
 from sifu.core.engine import Engine
-from sifu.core.method_info import method_info
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import StopSpec
 from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
@@ -52,9 +51,6 @@ class BuildsEngines(Protocol):
     def again(self) -> Engine:
         """Return the engine with the client that rejoins after some of its records were forgotten."""
 
-    def at_rate(self, reader: RunReader, rate: float, gone: Collection[int]) -> Engine:
-        """Return an engine for another local rate, without the clients `gone`."""
-
     def digest_of(self, client: int) -> str | None:
         """Return the digest of a client's samples, or None if it is unknown."""
 
@@ -68,8 +64,7 @@ class Worker:
         progress: Callback invoked after each round.
         inbox: Inbox of the run.
         tell: Callback that receives progress messages.
-        engines: Builder of engines with fewer records, or for another local rate, or None if clients are on other
-            machines.
+        engines: Builder of engines with fewer records, or None if clients are on other machines.
     """
 
     def __init__(
@@ -269,12 +264,9 @@ class Worker:
             staying = staying_without(view, row.terms.clients, records=bool(row.terms.records))
             for warning in consequences(view, staying):
                 log.warning("request %s: %s", row.request, warning)
-            rate, engine = self._recomputed_rate(view, plan)
-            start = method.starting_model(view, plan, engine)
-        RollBack(self.writer, self.engine, view, plan, row.request, start, rate).record()
-        before, self.engine = self.engine, engine
-        # An engine at a new rate has stand-ins for the clients that left; the previous engine measures their accuracy.
-        self._finish(row.request, before if engine is not before and rate is not None else None)
+            start = method.starting_model(view, plan, self.engine)
+        RollBack(self.writer, self.engine, view, plan, row.request, start).record()
+        self._finish(row.request)
 
     def hand_on(self, request: str, plan: Plan, terms: RequestTerms, level: Level | None) -> None:
         """Use `plan` when the request is executed, unless the run changes in the meantime.
@@ -286,25 +278,6 @@ class Worker:
             level: Lowest accepted level.
         """
         self._plans[request, terms, level, self.writer.last_event()] = plan
-
-    def _recomputed_rate(self, view: RunView, plan: Plan) -> tuple[float | None, Engine]:
-        """Return the automatic rate of the remaining clients and an engine for it, if the request recomputes the rate.
-
-        Otherwise, return None and the current engine. The engine is built before the rollback, so that nothing is lost
-        if it cannot be built.
-        """
-        if method_info(plan.terms.method).starts_from != "fresh" or not view.recomputes_rate(plan.terms):
-            return None, self.engine
-        gone = view.forgotten.union(*(subject.clients for subject in plan.subjects))
-        rate = view.rate_without(gone)
-        if rate == self.engine.facts.local_rate:
-            return rate, self.engine
-        if self._engines is None:
-            raise NotCertifiableError(
-                f"without {', '.join(plan.terms.clients)} the automatic rate is {rate:.6g}, and this engine cannot "
-                "change its rate: execute the request with sifu forget"
-            )
-        return rate, self._engines.at_rate(view.reader, rate, gone)
 
     def _join_again(self) -> None:
         """Let the client of a request to forget records rejoin with its remaining records, before retraining starts."""
@@ -323,13 +296,13 @@ class Worker:
         payload = {"client": profile.name, "request": remainder.request}
         self.writer.record(NewEvent(JOINED, payload, joined=profile, joined_digest=digest))
 
-    def _finish(self, request: str, measured_by: Engine | None = None) -> None:
+    def _finish(self, request: str) -> None:
         """Finish a request after its rollback; record an error together with the command that continues the request."""
         with noting_failure(self.writer, row_of(self.writer, request)):
             self._join_again()
-            self._retrain(request, measured_by)
+            self._retrain(request)
 
-    def _retrain(self, request: str, measured_by: Engine | None = None) -> None:
+    def _retrain(self, request: str) -> None:
         """Retrain without the request's clients, then issue the certificate."""
         row = row_of(self.writer, request)
         stop = row.terms.stop(RunView(self.writer).spec.stop)
@@ -341,7 +314,7 @@ class Worker:
             if view.facts.identity != IN_PROCESS or not view.regime.ends_early:
                 raise
             log.warning("request %s ends before its stop rule holds: %s", request, error)
-        issue_certificates(self.writer, measured_by or self.engine, row)
+        issue_certificates(self.writer, self.engine, row)
         self.done.append(request)
         self._tell(f"request {request} is done: {row_of(self.writer, request).level}")
 

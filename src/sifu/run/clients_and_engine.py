@@ -6,6 +6,7 @@ samples itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,6 @@ from sifu.run.features import map_of, with_features
 from sifu.theory.arrays import Array
 from sifu.theory.facts import DECLARED_FIXED, FIXED_CONSTANTS
 from sifu.theory.participation import Participation
-from sifu.theory.regularity import automatic_rate, certified_rates
 
 REAL_OUTPUTS = ("logistic", "least_squares")
 """Model kinds that do not have one output per class."""
@@ -281,7 +281,7 @@ def closed_form_engine(
         module=module_of_features(features, spec),
         from_labels=from_labels,
     )
-    return engine, replace(spec, **spec.regime.settled(0.0, features=fixed.features))
+    return engine, replace(spec, **spec.regime.settled(features=fixed.features))
 
 
 def _outputs_of_head(spec: Spec, clients: Any) -> tuple[int, bool]:
@@ -296,19 +296,20 @@ def _outputs_of_head(spec: Spec, clients: Any) -> tuple[int, bool]:
     return max(known or counted, 2), not known
 
 
-def local_training(spec: Spec, rate: float) -> Any:
-    """Return the settings of a client's local training with the learning rate `rate`."""
+def local_training(spec: Spec) -> Any:
+    """Return the settings of a client's local training; without a limit, only its safe step limits a client's rate."""
     from sifu.engines.sim import LocalTraining
 
     local = spec.local
     rule = local.momentum, local.weight_decay
+    rate = math.inf if local.rate == "auto" else local.rate
     return LocalTraining(rate, local.steps, local.batch or None, *rule)
 
 
 def rounds_engine(
     spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None, trainer: str | None = None
 ) -> tuple[Engine, Spec]:
-    """Return the engine for training in rounds, and the spec with an automatic `local.rate` replaced by its value."""
+    """Return the engine for training in rounds, and the spec."""
     from sifu.engines.sim import SimulatedFederation, SimulationSettings, make_model
     from sifu.engines.sim.embedded_clients import OBJECTIVES, count_outputs, input_shape
 
@@ -331,37 +332,26 @@ def rounds_engine(
 
     server = spec.server
 
-    def build(rate: float) -> SimulatedFederation:
-        return SimulatedFederation(
-            clients,
-            model,
-            local_training(spec, rate),
-            SimulationSettings(
-                participation=Participation.parse(spec.server.participation),
-                dtype=spec.model.dtype,
-                seed=spec.seed,
-                preprocessing=preprocessing_of(spec),
-                shape_from_labels=from_labels,
-                features=getattr(clients[0], "features", "") if len(clients) else "",
-                features_declared=getattr(clients[0], "features_declared", False) if len(clients) else False,
-                features_module=getattr(clients[0], "module", "") if len(clients) else "",
-                module_is_pure=spec.model.module_is_pure,
-                replies=ReplyRules(server.rejected, server.update_bound),
-                numbers=numbers,
-                trainer=trainer,
-            ),
-        )
-
-    if spec.local.rate != "auto":
-        return build(spec.local.rate), spec
-    probe = build(1.0)
-    rate = automatic_rate(certified_rates(probe.clients, spec.local.momentum), spec.model.kind)
-    if rate is None:
-        raise InputError(
-            'local.rate = "auto" needs a linear model, whose largest certified rate '
-            "can be computed: give a number, for example local.rate = 0.05"
-        )
-    return build(rate), replace(spec, local=replace(spec.local, rate=rate))
+    federation = SimulatedFederation(
+        clients,
+        model,
+        local_training(spec),
+        SimulationSettings(
+            participation=Participation.parse(spec.server.participation),
+            dtype=spec.model.dtype,
+            seed=spec.seed,
+            preprocessing=preprocessing_of(spec),
+            shape_from_labels=from_labels,
+            features=getattr(clients[0], "features", "") if len(clients) else "",
+            features_declared=getattr(clients[0], "features_declared", False) if len(clients) else False,
+            features_module=getattr(clients[0], "module", "") if len(clients) else "",
+            module_is_pure=spec.model.module_is_pure,
+            replies=ReplyRules(server.rejected, server.update_bound),
+            numbers=numbers,
+            trainer=trainer,
+        ),
+    )
+    return federation, spec
 
 
 MakesEngine = Callable[[Spec, Any, Any, Sequence[int] | None, str | None], tuple[Engine, Spec]]

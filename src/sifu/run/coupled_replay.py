@@ -130,8 +130,7 @@ def replay_counterfactuals(
     """
     took_part = reader.participation()
     runs: Runs = {ACTUAL: ()} | dict(counterfactuals)
-    begins = max(reader.local_rates, default=0)
-    nodes = [node for node in reader.nodes(begins) if only is None or node.node in only]
+    nodes = [node for node in reader.nodes() if only is None or node.node in only]
     waiting = Counter(node.parent for node in nodes)
     alive: dict[int | None, ReplayedNode] = {}
     groups = ReplayedGroups(engine, reader, runs)

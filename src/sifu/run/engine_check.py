@@ -15,7 +15,7 @@ from typing import Any
 
 from sifu.core.engine import Engine
 from sifu.core.spec import Spec
-from sifu.errors import InputError, NotCertifiableError
+from sifu.errors import InputError
 from sifu.run.devices import facts_of
 from sifu.run.regularities import Regularities
 from sifu.store.reader import Remainder, RunReader, joined_remainders, remainder_to_join
@@ -69,16 +69,13 @@ class BuiltEngine:
     unusable: Mapping[int, str] = field(default_factory=dict)
 
 
-def check_continues(
-    reader: RunReader, built: BuiltEngine, newcomers: bool = False, local_rate: float | None = None
-) -> dict[int, str]:
+def check_continues(reader: RunReader, built: BuiltEngine, newcomers: bool = False) -> dict[int, str]:
     """Check that an engine continues a run with its original settings.
 
     Args:
         reader: Reader of the run.
         built: Engine to check.
         newcomers: True if the engine may have new clients after the recorded clients.
-        local_rate: Expected local rate, if it is about to change, by default the recorded one.
 
     Returns:
         The clients whose data changed, with the reason; only work that needs their data must be refused.
@@ -88,7 +85,7 @@ def check_continues(
     """
     engine, others = built.engine, ("outside", "rounding_bounded", "module", "engine")
     names, facts = [field.name for field in fields(TrainingFacts) if field.name not in others], facts_of(engine)
-    recorded_facts = reader.facts | ({} if local_rate is None else {"local_rate": local_rate})
+    recorded_facts = reader.facts
     _check_facts(reader.folder, recorded_facts, facts, names)
     layout = reader.layout
     if layout != engine.layout:
@@ -133,8 +130,6 @@ def check_continues(
 def check_remainder(reader: RunReader, built: BuiltEngine, remainder: Remainder) -> dict[int, str]:
     """Check that an engine continues a run, and that the client of `remainder` can rejoin with its remaining records.
 
-    With fewer samples, a client can have a steeper loss: beyond rate * smoothness = 2, rounding is no longer bounded.
-
     Args:
         reader: Reader of the run.
         built: The engine, with the client's remaining records.
@@ -151,15 +146,6 @@ def check_remainder(reader: RunReader, built: BuiltEngine, remainder: Remainder)
             "clients' data (sifu.open_run(folder, clients=...)), not with an engine, and forget again"
         )
     profile = engine.clients[remainder.client]
-    rate, smoothness = engine.facts.local_rate, profile.smoothness
-    bounded = before.smoothness is None or rate * before.smoothness <= 2.0
-    bounded &= reader.facts.get("rounding_bounded", UNKNOWN) is True
-    if bounded and smoothness is not None and rate * smoothness > 2.0:
-        raise NotCertifiableError(
-            f"without these records {before.name} has a steeper loss, for which this run's local.rate = {rate:.6g} is "
-            "too large to bound rounding: nothing was changed. Forget the whole client, or train again with a "
-            f"local.rate of at most {0.99 * 2.0 / smoothness:.3g}"
-        )
     unusable = check_continues(reader, built, newcomers=True)
     Regularities.of([profile], engine.facts, Spec.from_mapping(reader.spec))  # fail if Psi can never be tracked
     return unusable
@@ -249,9 +235,7 @@ def _plain(value: Any) -> Any:
 
 
 def _same_client(recorded: ClientProfile, present: ClientProfile) -> bool:
-    """Return whether two profiles are of the same client with the same data, up to rounding of the smoothness."""
+    """Return whether two profiles are of the same client with the same data, up to rounding of the expansion."""
     plain = all(getattr(recorded, name) == getattr(present, name) for name in ("name", "samples", "local_steps"))
-    pairs = ((recorded.smoothness, present.smoothness), (recorded.curvature, present.curvature))
-    return plain and all(
-        a == b or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-9)) for a, b in pairs
-    )
+    a, b = recorded.expansion, present.expansion
+    return plain and (a == b or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-9)))

@@ -18,7 +18,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import NETWORK_FEATURES
 from sifu.data.dataset import sample_digest
-from sifu.errors import InputError, NotCertifiableError, SifuError, SifuWarning
+from sifu.errors import InputError, SifuError, SifuWarning
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
 from sifu.run.coupled_replay import EngineWithout
 from sifu.run.devices import check_repeats, engine_kind
@@ -161,29 +161,18 @@ class RunEngines:
     def complete(self) -> Engine:
         """Return the engine with everyone's data (see `Run.complete_engine`)."""
         engine = self.current()
-        with self._open_reader() as reader:
-            too_steep = _too_steep(reader, engine.facts.local_rate)
-        for client, reason in self._built.unusable.items() if self._built else ():
-            if client not in too_steep:
-                raise InputError(reason)
+        for reason in self._built.unusable.values() if self._built else ():
+            raise InputError(reason)
         return engine
 
-    def _build(
-        self, reader: RunReader, rate: float | None = None, gone: Collection[int] = (), **others: Any
-    ) -> BuiltEngine:
+    def _build(self, reader: RunReader, **others: Any) -> BuiltEngine:
         """Return a new engine.
 
         Args:
             reader: Reader of the run.
-            rate: Local rate, by default the recorded one.
-            gone: Clients whose losses may be too steep for the rate.
             others: Further arguments of `arranged_clients`.
         """
         spec, arranged, was_read = Spec.from_mapping(reader.spec), Arranged((), {}), False
-        if rate is not None:
-            spec = replace(spec, local=replace(spec.local, rate=rate))
-        too_steep = _too_steep(reader, spec.local.rate, gone)
-        others["changed"] = too_steep | dict(others.get("changed") or {})
 
         def arrange(clients: Any) -> Any:
             nonlocal arranged, was_read
@@ -232,7 +221,6 @@ class RunEngines:
 
         Raises:
             InputError: If the run could not continue with the client's remaining records.
-            NotCertifiableError: If rounding would no longer be bounded.
         """
         remainder = remainder_after(reader, terms.clients[0], terms.records)
         if self._prepared is not None and self._prepared[0] == remainder:
@@ -240,29 +228,6 @@ class RunEngines:
         self._prepared = None
         check = partial(check_remainder, reader, remainder=remainder)
         self._prepared = remainder, self._usable(reader, check, (), expected=remainder)
-
-    def at_rate(self, reader: RunReader, rate: float, gone: Collection[int]) -> Engine:
-        """Return an engine for another local rate; data of the clients `gone` may be missing.
-
-        Args:
-            reader: Reader of the run.
-            rate: The local rate.
-            gone: Clients that have left.
-
-        Raises:
-            NotCertifiableError: If the engine was given and keeps its own rate.
-        """
-
-        def check(built: BuiltEngine) -> dict[int, str]:
-            if (found := built.engine.facts.local_rate) != rate:
-                raise NotCertifiableError(
-                    f"the automatic rate of the remaining clients is {rate:.6g}, and the given engine has {found:.6g}: "
-                    "open the run with its clients' data instead"
-                )
-            return check_continues(reader, built, local_rate=rate)
-
-        leaving = {reader.clients()[client].name for client in gone}
-        return self.use(self._usable(reader, check, leaving, rate=rate, gone=gone))
 
     def again(self) -> Engine:
         """Return the engine with the client that rejoins: the prepared one, or a new one from data read again."""
@@ -272,24 +237,6 @@ class RunEngines:
             if prepared is not None and waiting is not None and replace(waiting, request="") == prepared[0]:
                 self.use(prepared[1])
         return self.current()
-
-
-def _too_steep(reader: RunReader, rate: float | str, gone: Collection[int] = ()) -> dict[int, str]:
-    """Return the clients that left and whose loss is too steep for a recomputed local rate, with the reason.
-
-    An engine with their data would have no bound on rounding. The result is empty if the rate was not recomputed.
-    """
-    left = {client for subject in reader.subjects() for client in subject.clients}.union(gone)
-    if not Spec.from_mapping(reader.spec).regime.finds_rate:  # a closed-form head has no rate
-        return {}
-    if not isinstance(rate, float) or rate == reader.local_rates.get(0, reader.first_facts["local_rate"]):
-        return {}
-    clients = reader.clients()
-    return {
-        client: f"client {clients[client].name!r} left, and the local rate was recomputed without it"
-        for client in left
-        if (steepest := clients[client].smoothness) is None or rate * steepest > 2.0  # None after a purge
-    }
 
 
 def solved_from_files(spec: Spec) -> bool:

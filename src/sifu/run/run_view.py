@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -23,16 +22,10 @@ from sifu.run.regularities import Regularities
 from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
 from sifu.store.reader import NOISE_GIVEN, RunReader, check_rows, readable
 from sifu.theory.arrays import Floats, Integers
-from sifu.theory.facts import BY_PARTICIPANTS, TrainingFacts
+from sifu.theory.facts import TrainingFacts
 from sifu.theory.history import ActivePath, PsiCurve, TakenPart, client_curve
 from sifu.theory.participation import ClientIndices, Participation
-from sifu.theory.regularity import (
-    RoundRegularity,
-    automatic_rate,
-    certified_rates,
-    is_copied_rate,
-    largest_rate_within,
-)
+from sifu.theory.regularity import RoundRegularity
 from sifu.theory.rollback import Exposure, Subject
 from sifu.theory.rounding import slack
 from sifu.theory.tracking import RoundScalars, summarise_round
@@ -80,109 +73,28 @@ class RunView(ClientsView):
         self.reader, self._certified = reader, certified
         self._exposures: dict[Subject, Exposure] = {}
         with readable(reader.folder):
-            self.spec: Spec = reader.constant("spec", lambda: Spec.from_mapping(reader.first_spec))
-            self.facts: TrainingFacts = reader.constant("facts", lambda: _facts_of(reader.first_facts))
+            self.spec: Spec = reader.constant("spec", lambda: Spec.from_mapping(reader.spec))
+            self.facts: TrainingFacts = reader.constant("facts", lambda: _facts_of(reader.facts))
             everyone, joined = reader.clients(), reader.joined()
             later = [seq for seq in joined if before is not None and seq >= before]
             self.clients = everyone[: len(everyone) - len(later)]
             self.founders = len(everyone) - len(joined)
             self.nodes = reader.path(tip)
             self.requests: list[RequestRow] = reader.requests()
-            self._first_rate = self.facts.local_rate
-            rate = reader.local_rate_at(self.nodes[-1].node)
             self.noise_source: NoiseSource = "given" if reader.value(NOISE_GIVEN, "") else "system"
-        if rate is not None:
-            self.spec = replace(self.spec, local=replace(self.spec.local, rate=rate))
-            self.facts = replace(self.facts, local_rate=rate)
-        if self.facts.rounding_bounded:
-            self.facts = replace(self.facts, rounding_bounded=self._is_rounding_bounded())
-
-    def _is_rounding_bounded(self) -> bool:
-        """Return whether rate * smoothness <= 2 for every client, except clients forgotten before this path began."""
-        steep = [
-            index
-            for index, client in enumerate(self.clients)
-            if client.smoothness is not None and not self.facts.local_rate * client.smoothness <= 2.0
-        ]
-        return not steep or self.forgotten_until(self.nodes[0].order).issuperset(steep)
 
     @cached_property
     def regularities(self) -> Regularities:
-        """Factor P_i and averagedness alpha_i of every client."""
-        return self._regularities_at(self.facts.local_rate)
-
-    def regularities_at(self, node: int) -> Regularities:
-        """Return the regularities of every client at the local rate of a node's training, on the path or not."""
-        rate = self.reader.local_rate_at(node)
-        return self._regularities_at(self._first_rate if rate is None else rate)
-
-    def _regularities_at(self, rate: float) -> Regularities:
-        facts = replace(self.facts, local_rate=rate)
+        """Expansion P_i of every client."""
         regularities: Regularities = self.reader.constant(
-            ("regularities", len(self.clients), rate),
-            lambda: Regularities.of(self.clients, facts, self.spec),
+            ("regularities", len(self.clients)), lambda: Regularities.of(self.clients, self.facts, self.spec)
         )
         return regularities
 
-    @cached_property
-    def _recomputes_rate(self) -> bool:
-        """True if training from a fresh model recomputes its local rate from the remaining clients.
-
-        Only the embedded engine can be rebuilt at another rate, and models of groups were trained at the first rate.
-        """
-        built_here = self.facts.engine == BY_PARTICIPANTS and self.regime.finds_rate
-        if not built_here or self.reader.asked["local"]["rate"] != "auto":
-            return False
-        rates = self.regularities.certified_rates
-        return rates is not None and self._is_automatic(rates[self._set_the_rate])
-
-    def _is_automatic(self, rates: Floats | None) -> bool:
-        """Return whether `auto` chooses the run's local rate for these certified rates."""
-        automatic = automatic_rate(rates, self.spec.model.kind) or 1.0
-        return math.isclose(automatic, self.facts.local_rate, rel_tol=1e-9)
-
-    def rate_without(self, gone: Collection[int]) -> float:
-        """Return the rate that `auto` chooses without the clients in `gone`, or 1 if no remaining client limits it."""
-        rates = self.regularities.certified_rates
-        assert rates is not None  # only a known rate is recomputed
-        return automatic_rate(np.delete(rates, sorted(gone)), self.spec.model.kind) or 1.0
-
-    @cached_property
-    def _set_the_rate(self) -> ClientIndices:
-        """Clients whose data determined the automatic local rate of this path."""
-        begins = max((node for node in self.reader.local_rates if node <= self.nodes[-1].node), default=0)
-        if begins == 0:
-            return np.arange(self.founders)
-        request = next(request for request in self.requests if request.noise_node == begins)
-        rolled_back = self.reader.steps()["rolled back", request.request]
-        joined = len(self.reader.clients()) - sum(seq > rolled_back for seq in self.reader.joined())
-        return np.setdiff1d(np.arange(joined), sorted(self.forgotten_until(request.request_order or 0)))
-
-    def rate_source(self, gone: Collection[int]) -> RateSource:
-        """Return whether the local rate was given and, if not, whether it would be the same without `gone`."""
-        given, kind, setting_it = self.reader.asked["local"]["rate"] != "auto", self.spec.model.kind, self._set_the_rate
-        # Use the known rates: computing them for a hundred thousand clients takes longer than the rest of a plan.
-        known = self.regularities.certified_rates
-        if known is None:
-            rates = certified_rates([self.clients[client] for client in setting_it], self.facts.momentum)
-        else:
-            rates = known[setting_it]
-        largest = largest_rate_within(rates)
-        # A rate copied by hand from a plan's output reveals as much as an automatic one.
-        if given and (largest is None or not is_copied_rate(self.facts.local_rate, largest, kind)):
-            return "given"
-        stays = ~np.isin(setting_it, list(gone))
-        if rates is not None and largest_rate_within(rates[stays]) != largest:
-            return "forgotten"
-        return "given" if given else "others"
-
-    def recomputes_rate(self, terms: RequestTerms) -> bool:
-        """Return whether a request that starts from a fresh model recomputes the rate.
-
-        A request for records keeps the rate, because the smoothness of the client's remaining data is unknown until
-        the client has rejoined.
-        """
-        return not terms.records and self._recomputes_rate
+    @property
+    def rate_source(self) -> RateSource:
+        """Source of the clients' steps: a limit that the operator set, or their own data alone."""
+        return "own" if self.spec.local.rate == "auto" else "given"
 
     @cached_property
     def regime(self) -> Regime:
@@ -210,7 +122,7 @@ class RunView(ClientsView):
     @cached_property
     def path(self) -> ActivePath:
         """History of the viewed model, from its initial model on."""
-        return ActivePath(self.nodes, self.facts.server_rate)
+        return ActivePath(self.nodes)
 
     def replies_left_out(self, depth: int) -> int:
         """Return the number of replies that were refused and left out on the path to the model at `depth`."""
@@ -321,7 +233,6 @@ class RunView(ClientsView):
                     rows.samples[chosen],
                     rows.drifts[chosen],
                     float(self.regularities.factors[client]),
-                    float(self.regularities.averagedness[client]),
                 )
             )
         return parts
@@ -337,8 +248,6 @@ class RunView(ClientsView):
             mean_shift,
             rounding,
             factors=self.regularities.factors[participants],
-            averagedness=self.regularities.averagedness[participants],
-            server_rate=self.facts.server_rate,
         )
 
 

@@ -120,7 +120,7 @@ class ClientRegistry:
             with RunWriter.open(folder) as writer:
                 self._admit(writer, profiles)
         (folder / CLIENTS_FILE).unlink(missing_ok=True)
-        given_spec, _ = self._make_engine(profiles, len(profiles) - joined, facts["local_rate"])
+        given_spec, _ = self._make_engine(profiles, len(profiles) - joined)
         check_same_spec(open_run(folder, engine=self._engine), given_spec)
         # Certificates rely on the recorded facts, so these must not change, except that statistics may now be unmasked.
         begun, now = list(facts["outside"]), list(self._engine.facts.outside)
@@ -171,10 +171,7 @@ class ClientRegistry:
         profiles = [WireProfile.of_mapping(values) for values in json.loads(writer.value(REPORTED))]
         try:
             design, _ = self._blueprint(view.spec, [*profiles, profile])
-            before = view.regularities.measured.kind
-            after = Regularities.of(design.clients, view.facts, view.spec).measured.kind
-            if after != before:
-                raise InputError(f"with its smoothness {profile.smoothness} the run would be {after}, not {before}")
+            Regularities.of(design.clients, view.facts, view.spec)  # fail if Psi can no longer be tracked
             self._engine.renew(design)
         except InputError as error:
             rest = [entry for entry in recorded_clients(writer) if entry.name != profile.name]
@@ -195,18 +192,11 @@ class ClientRegistry:
         identity = AUTHENTICATED if self._authenticated else CLAIMED
         return self._make_blueprint(spec, profiles, identity=identity, preprocessing=preprocessing_of(spec))
 
-    def _make_engine(
-        self, profiles: Sequence[WireProfile], founders: int, rate: float | None = None
-    ) -> tuple[Spec, Spec]:
-        """Make the engine; return the given spec, and the spec with automatic values resolved.
-
-        An automatic `rate` is determined by the founders and does not change when others join.
-        """
+    def _make_engine(self, profiles: Sequence[WireProfile], founders: int) -> tuple[Spec, Spec]:
+        """Make the engine; return the given spec, and the spec with automatic values resolved."""
         settings = self._settings
         data = replace(self._spec.data, name=FLOWER, clients=max(2, founders), samples_per_client=0)
         spec = given_spec = replace(self._spec, data=data)
-        if rate is not None and spec.local.rate == "auto":
-            spec = replace(spec, local=replace(spec.local, rate=rate))
         design, resolved = self._blueprint(spec, profiles)
         if design.head and settings.masked_statistics:
             check_keeps_sum(resolved)

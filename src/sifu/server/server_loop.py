@@ -388,7 +388,7 @@ def _training(
             f"for a closed-form head, set model.outputs (found {outputs}) and pass sample_shape, the shape of a sample "
             f"(found {sample_shape}), and no initial model"
         )
-    profiles = [WireProfile(client.name, client.samples, 1, 0.0, 0.0, sample_shape, outputs) for client in clients]
+    profiles = [WireProfile(client.name, client.samples, 1, 1.0, sample_shape, outputs) for client in clients]
     head, resolved = blueprint(spec, profiles, identity=identity, preprocessing=preprocessing)
     return replace(head, evaluates=evaluates), resolved
 

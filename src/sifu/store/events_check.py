@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.ledger import LOCAL_RATES, Event
+from sifu.core.ledger import Event
 from sifu.core.request_terms import is_request_id
 from sifu.store.files import FORMS, STORED
 from sifu.store.projection import ENDINGS, LISTED
@@ -31,7 +31,6 @@ EFFECTS = (
     *LISTED,
     *(f"dropped_{kind}" for kind in STORED),
     "certificates",
-    LOCAL_RATES,
 )
 """Payload keys that change something other than the table `run`."""
 
@@ -52,7 +51,7 @@ class AllowedChanges:
 
 
 KINDS: Mapping[str, AllowedChanges] = {
-    "run created": AllowedChanges(_CREATED_WITH, ("rows", "models", LOCAL_RATES), "training"),
+    "run created": AllowedChanges(_CREATED_WITH, ("rows", "models"), "training"),
     "rounds": AllowedChanges(
         ("tip",), ("rows", *STORED, "dropped_models", "dropped_statistics", "evaluations", "rejections")
     ),
@@ -68,7 +67,7 @@ KINDS: Mapping[str, AllowedChanges] = {
     "request withdrawn": AllowedChanges(),
     "rolled back": AllowedChanges(
         ("tip", "phase"),
-        ("rows", *STORED, *(f"dropped_{kind}" for kind in STORED), "merges", "evaluations", LOCAL_RATES),
+        ("rows", *STORED, *(f"dropped_{kind}" for kind in STORED), "merges", "evaluations"),
         "retraining",
     ),
     "request done": AllowedChanges(("phase",), ("evaluations", "certificates"), "ready"),

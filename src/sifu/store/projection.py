@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from sifu.core.layout import Vector
-from sifu.core.ledger import LOCAL_RATES, canonical_json
+from sifu.core.ledger import canonical_json
 from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
 from sifu.store.files import STORED
@@ -246,8 +246,6 @@ def changes(kind: str, time: str, payload: dict[str, Any]) -> Iterator[Change]:
     """Yield the row changes of one event."""
     for key, value in payload.get("run", {}).items():
         yield Change("run", (key,), {"value": value if isinstance(value, str) else canonical_json(value).decode()})
-    if LOCAL_RATES in payload:
-        yield Change("run", (LOCAL_RATES,), {"value": canonical_json(payload[LOCAL_RATES]).decode()})
     for table in LISTED:
         for key in payload.get(f"dropped_{table}", []) if table in STORED else ():
             yield Change(table, (key,), None)
@@ -302,14 +300,14 @@ class NewModel:
 def insert_clients(connection: sqlite3.Connection, clients: Iterable[tuple[int, ClientProfile]]) -> None:
     """Insert clients with their indices into the table of clients."""
     connection.executemany(
-        "INSERT INTO clients VALUES (?, ?, ?, ?, ?, ?)",
+        "INSERT INTO clients VALUES (?, ?, ?, ?, ?)",
         [(index, *vars(client).values()) for index, client in clients],
     )
 
 
 def insert_rows(connection: sqlite3.Connection, rows: NewRows) -> None:
     """Insert rows into the two large tables."""
-    connection.executemany(f"INSERT INTO nodes VALUES ({','.join('?' * 15)})", map(node_values, rows.nodes))
+    connection.executemany(f"INSERT INTO nodes VALUES ({','.join('?' * 13)})", map(node_values, rows.nodes))
     columns = (column.tolist() for column in rows.participation.columns)
     values = list(itertools.chain.from_iterable(zip(*columns, strict=True)))
     for first in range(0, len(values), 4 * _ROWS_TOGETHER):

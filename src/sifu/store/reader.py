@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu.core.layout import ModelLayout, Vector
-from sifu.core.ledger import LOCAL_RATES, Event
+from sifu.core.ledger import Event
 from sifu.core.round import NormalSource
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
@@ -74,14 +74,6 @@ class RunReader(HistoryReader):
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The merged spec of the run, with the local rate of the current model."""
-        result, rate = self.first_spec, self.local_rate_at(self.tip)
-        if rate is not None:
-            result["local"]["rate"] = rate
-        return result
-
-    @property
-    def first_spec(self) -> dict[str, Any]:
         """The merged spec the run was created with."""
         result: dict[str, Any] = json.loads(self.value("spec"))
         return result
@@ -101,26 +93,9 @@ class RunReader(HistoryReader):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The recorded training facts, with the local rate of the current model."""
-        result, rate = self.first_facts, self.local_rate_at(self.tip)
-        return result if rate is None else result | {"local_rate": rate}
-
-    @property
-    def first_facts(self) -> dict[str, Any]:
         """The training facts as recorded when the run was created."""
         result: dict[str, Any] = json.loads(self.value("facts"))
         return result
-
-    @property
-    def local_rates(self) -> dict[int, float]:
-        """Automatic local rates, by the node of the fresh model from which training at that rate began."""
-        return {int(node): float(rate) for node, rate in json.loads(self.value(LOCAL_RATES, "{}")).items()}
-
-    def local_rate_at(self, node: int) -> float | None:
-        """Return the automatic local rate of a node's training, or None if the spec gave a number or it was erased."""
-        rates = self.local_rates
-        first = max((begins for begins in rates if begins <= node), default=None)
-        return None if first is None else rates[first]
 
     @property
     def phase(self) -> str:
@@ -134,7 +109,7 @@ class RunReader(HistoryReader):
 
     def read_clients(self) -> tuple[ClientProfile, ...]:
         """Read all clients of the run, by index, from the table without the cache."""
-        rows = self.query("SELECT name, samples, local_steps, smoothness, curvature FROM clients ORDER BY client")
+        rows = self.query("SELECT name, samples, local_steps, expansion FROM clients ORDER BY client")
         return tuple(ClientProfile(*row) for row in rows)
 
     def joined(self) -> list[int]:

@@ -9,8 +9,7 @@ CREATE TABLE clients (
     name        TEXT    NOT NULL UNIQUE,
     samples     INTEGER NOT NULL,
     local_steps INTEGER NOT NULL,
-    smoothness  REAL,
-    curvature   REAL
+    expansion   REAL
 ) STRICT;
 
 CREATE TABLE nodes (
@@ -23,8 +22,6 @@ CREATE TABLE nodes (
     request_order    INTEGER NOT NULL,
     factor_sum       REAL    NOT NULL,
     factor_max       REAL    NOT NULL,
-    averagedness_sum REAL    NOT NULL,
-    averagedness_max REAL    NOT NULL,
     mean_shift       REAL    NOT NULL,
     rounding         REAL    NOT NULL,
     noise_std        REAL    NOT NULL,

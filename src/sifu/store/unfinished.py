@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from sifu.core.layout import ModelLayout, Vector
-from sifu.core.ledger import LOCAL_RATES
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import files
 from sifu.store.database import CLIENTS_FILE, DATABASE, rest_of_a_run
@@ -109,8 +108,6 @@ class NewRun:
         """Return the values that the first event records for the run."""
         facts, spec = self.facts, dict(self.spec)
         recorded_facts = asdict(facts) | {"participation": str(facts.participation), "outside": list(facts.outside)}
-        if self.automatic_rate():
-            recorded_facts["local_rate"], spec["local"] = 0.0, {**spec["local"], "rate": "auto"}
         values = {
             "run": secrets.token_hex(8),
             "asked": dict(self.given_spec),
@@ -129,11 +126,6 @@ class NewRun:
         if self.noise_given:
             values[NOISE_GIVEN] = "given"
         return values
-
-    def automatic_rate(self) -> dict[str, Any]:
-        """Return the automatic local rate, by the node from which it applies, or {} if there is none."""
-        automatic = self.given_spec["local"]["rate"] == "auto" and self.facts.local_rate > 0.0
-        return {LOCAL_RATES: {"0": self.facts.local_rate}} if automatic else {}
 
 
 def new_group_key() -> str:

@@ -103,7 +103,7 @@ class RunWriter(RunReader):
             staging = folder / unfinished.STAGING
             files.private_folder(staging)
             writer = cls(folder, create_database(staging), lock)
-            writer._begin(new, new.values(public_key), new.automatic_rate())
+            writer._begin(new, new.values(public_key))
             with transaction(writer.connection, None):
                 writer.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             # Do this before anyone can open the run: the memory may still name an earlier run of this folder.
@@ -119,7 +119,7 @@ class RunWriter(RunReader):
             raise
         return writer
 
-    def _begin(self, new: unfinished.NewRun, values: dict[str, Any], rates: dict[str, Any]) -> None:
+    def _begin(self, new: unfinished.NewRun, values: dict[str, Any]) -> None:
         """Record the first event in an empty database."""
         salted = list(add_salts(self.folder, dict(enumerate(new.sample_digests))).values())
         code = values["spec"].get("features", {}).get("module", "")
@@ -128,7 +128,7 @@ class RunWriter(RunReader):
             insert_clients(self.connection, enumerate(new.clients))
             self._record(
                 "run created",
-                {"run": values} | rates | ({"sample_digests": salted} if salted else {}) | consent,
+                {"run": values} | ({"sample_digests": salted} if salted else {}) | consent,
                 NewRows(nodes=[PathNode(0, None, "initial", 0, 0)]),
                 [NewModel(0, new.initial_model, kept=True)],
                 new.layout,

@@ -64,16 +64,15 @@ For a larger Psi no allowance for rounding is proven, and the certificate says s
 class ClientProfile:
     """Properties of a client that are known before any round.
 
-    `smoothness` (beta) is an upper bound on the curvature of *every* loss that a local step descends, including the
-    loss of each mini-batch. `curvature` (mu) is a lower bound. Both include weight decay. None means unknown: only an
-    assumed regularity can then be used.
+    `expansion` is P_i, an upper bound in (0, 1] on how much the client's steps of a round lengthen the distance of two
+    models, for every batch that it can draw (docs/theory.md, section 5.8). None means unknown: only an assumed
+    regularity can then be used.
     """
 
     name: str
     samples: int
     local_steps: int
-    smoothness: float | None = None
-    curvature: float | None = None
+    expansion: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,11 +82,10 @@ class TrainingFacts:
     Fields that an engine leaves unset are unknown.
 
     Attributes:
-        local_rate: Learning rate eta of a local step.
+        local_rate: Largest learning rate of a local step, or None if only the clients' safe steps limit it.
         momentum: Momentum of local steps.
         weight_decay: Weight decay of local steps.
         batch_size: Samples per local step, or None for all samples.
-        server_rate: Learning rate g of the server.
         participation: Rule that selects a round's participants.
         dtype: Floating-point type of the models.
         smooth_model: True if the loss has Lipschitz gradients in the parameters (a linear model with softmax, logistic
@@ -108,11 +106,10 @@ class TrainingFacts:
         trainer: Name and bits number of the program that takes local steps here; a run goes on only with it.
     """
 
-    local_rate: float
+    local_rate: float | None
     momentum: float
     weight_decay: float
     batch_size: int | None
-    server_rate: float
     participation: Participation
     dtype: str
     smooth_model: bool

@@ -76,7 +76,6 @@ class TakenPart:
     samples: Integers
     drifts: Floats
     factor: float
-    averagedness: float
 
 
 class _RunningProduct:
@@ -118,7 +117,6 @@ class ActivePath:
     """Nodes from the initial model to the current one, and the quantities that the Psi of every subject depends on."""
 
     nodes: list[PathNode]
-    server_rate: float
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -165,7 +163,7 @@ class ActivePath:
             return values
         for depth, node in enumerate(self.nodes):
             if node.kind == "round":
-                growth = rounding_growth(node.regularity, self.server_rate)
+                growth = rounding_growth(node.regularity)
                 gathered = gather_rounding(gathered, growth, node.rounding)
             elif node.kind == "noise":
                 gathered = gather_rounding(gathered, 1.0, node.rounding)
@@ -175,9 +173,9 @@ class ActivePath:
     @cached_property
     def _products(self) -> _RunningProduct | None:
         """Running product of the absent clients' L over the path, or None when all factors are 1."""
-        if self.server_rate <= 1.0 and all(node.regularity.all_one for node in self.nodes if node.kind == "round"):
+        if all(node.regularity.all_one for node in self.nodes if node.kind == "round"):
             return None
-        factors = [node.regularity.absent(self.server_rate) if node.kind == "round" else 1.0 for node in self.nodes]
+        factors = [node.regularity.absent if node.kind == "round" else 1.0 for node in self.nodes]
         return None if all(factor == 1.0 for factor in factors) else _RunningProduct(factors)
 
     @property
@@ -242,23 +240,12 @@ def client_curve(path: ActivePath, *parts: TakenPart) -> PsiCurve:
         np.concatenate([part.drifts for part in parts])[order],
         np.array([node.regularity.total_samples for node in rounds], dtype=np.int64),
         np.array([node.mean_shift for node in rounds]),
-        path.server_rate,
     )
-    factors, averagedness = (
-        np.concatenate([np.full(part.depths.size, getattr(part, name)) for part in parts])[order]
-        for name in ("factor", "averagedness")
-    )
-    return _accumulate(path, depths[order], increments, samples.astype(np.float64), factors, averagedness)
+    factors = np.concatenate([np.full(part.depths.size, part.factor) for part in parts])[order]
+    return _accumulate(path, depths[order], increments, samples.astype(np.float64), factors)
 
 
-def _accumulate(
-    path: ActivePath,
-    depths: Integers,
-    increments: Floats,
-    counts: Floats,
-    factors: Floats,
-    averagedness: Floats,
-) -> PsiCurve:
+def _accumulate(path: ActivePath, depths: Integers, increments: Floats, counts: Floats, factors: Floats) -> PsiCurve:
     """Return the curve of Psi from its increments.
 
     In a round with the subject, the new Psi is L_n(W) Psi + Delta_W. In other rounds it is L Psi with the common L of
@@ -271,8 +258,8 @@ def _accumulate(
         if psi > 0.0 and not path.constant_when_absent:
             psi = float(_times(np.array([psi]), path.growth(np.array([previous]), np.array([depth - 1])))[0])
         regularity = path.nodes[depth].regularity
-        if psi > 0.0 and not (regularity.all_one and path.server_rate <= 1.0):
-            own = regularity.without(counts[here], factors[here], averagedness[here], path.server_rate)
+        if psi > 0.0 and not regularity.all_one:
+            own = regularity.without(counts[here], factors[here])
             psi = float(_times(np.array([psi]), own)[0])
         psi = (psi + increments[index]) * ROUNDED_UP if increments[index] > 0.0 else psi
         values[index], previous = psi, depth

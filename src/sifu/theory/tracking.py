@@ -1,8 +1,8 @@
 """Change of a FedAvg round when clients are removed (docs/theory.md, section 3), and the resulting update of every Psi.
 
 With weights w_i = |D_i| / sum_j |D_j| over the participants, mean = sum_i w_i theta_i and server rate g, removing a
-client c changes the server's increment by the paper's Delta_c (eqs. 7, 13) = g w_c/(1 - w_c) ||theta_c - mean||. If no
-client with samples remains, the counterfactual round does nothing and Delta = g ||mean - theta^n||. This is tested on
+client c changes the server's increment by the paper's Delta_c (eqs. 7, 13) = w_c/(1 - w_c) ||theta_c - mean||. If no
+client with samples remains, the counterfactual round does nothing and Delta = ||mean - theta^n||. This is tested on
 the integer counts, never on w_c == 1. The counterfactual is the same schedule with c absent and its slot not refilled.
 
 Every function returns an upper bound: inputs are already rounded up, and each result is enlarged by more than its own
@@ -30,13 +30,9 @@ ARITHMETIC_SLACK = slack(16)
 
 
 def client_increments(
-    samples: Integers,
-    drifts: Floats,
-    total_samples: int | Integers,
-    mean_shift: float | Floats,
-    server_rate: float,
+    samples: Integers, drifts: Floats, total_samples: int | Integers, mean_shift: float | Floats
 ) -> Floats:
-    """Return Delta_c of clients taken one at a time: g n_c / (N - n_c) drift_c (eq. 13 of the paper).
+    """Return Delta_c of clients taken one at a time: n_c / (N - n_c) drift_c (eq. 13 of the paper).
 
     The arrays hold either the participants of one round, or the rounds of one client.
 
@@ -45,17 +41,15 @@ def client_increments(
         drifts: Distance ||theta_c - mean|| of each client's model from the mean.
         total_samples: N, an array for the rounds of one client.
         mean_shift: ||mean - theta^n||, an array for the rounds of one client.
-        server_rate: Learning rate g of the server.
 
-    >>> client_increments(np.array([1, 3]), np.array([2.0, 2.0]), 4, 1.0, 1.0).round(6)
+    >>> client_increments(np.array([1, 3]), np.array([2.0, 2.0]), 4, 1.0).round(6)
     array([0.666667, 6.      ])
     """
     rest = total_samples - samples
     alone = rest == 0
     if not alone.any():
-        return server_rate * samples / rest * drifts * ARITHMETIC_SLACK
-    increments = server_rate * samples / np.where(alone, 1, rest) * drifts
-    increments = np.where(alone, server_rate * mean_shift, increments)
+        return samples / rest * drifts * ARITHMETIC_SLACK
+    increments = np.where(alone, mean_shift, samples / np.where(alone, 1, rest) * drifts)
     return increments * ARITHMETIC_SLACK
 
 
@@ -84,8 +78,6 @@ def summarise_round(
     rounding: float,
     *,
     factors: Floats,
-    averagedness: Floats,
-    server_rate: float,
 ) -> tuple[RoundRegularity, RoundScalars]:
     """Return a round's regularity and the quantities that update Psi: Delta_c, L_n(c), and the L of absent clients.
 
@@ -95,32 +87,22 @@ def summarise_round(
         drifts: ||theta_c - mean|| of each participant.
         mean_shift: Distance ||mean - theta^n|| that the mean moved.
         rounding: Floating-point allowance of the round.
-        factors: Expansion factor P_i of each participant.
-        averagedness: Averagedness alpha_i of each participant.
-        server_rate: Learning rate g of the server.
+        factors: Expansion P_i of each participant.
     """
-    regularity = RoundRegularity.of(samples, factors, averagedness)
-    increments = client_increments(samples, drifts, regularity.total_samples, mean_shift, server_rate)
-    own = regularity.without(samples.astype(np.float64), factors, averagedness, server_rate)
+    regularity = RoundRegularity.of(samples, factors)
     return regularity, RoundScalars(
         participants,
-        increments,
-        own,
-        regularity.absent(server_rate),
+        client_increments(samples, drifts, regularity.total_samples, mean_shift),
+        regularity.without(samples.astype(np.float64), factors),
+        regularity.absent,
         rounding,
-        rounding_growth(regularity, server_rate),
+        rounding_growth(regularity),
     )
 
 
-def rounding_growth(regularity: RoundRegularity, server_rate: float) -> float:
-    """Return an upper bound on every L of the round: max(1, |1-g| + g max P_i).
-
-    The bound is 1 if every P_i and g max alpha_i are at most 1 (docs/theory.md, section 6.4).
-    """
-    averaged = server_rate <= 1.0 or server_rate * regularity.averagedness_max * ROUNDED_UP <= 1.0
-    if regularity.factor_max <= 1.0 and averaged:
-        return 1.0
-    return max(1.0, (abs(1.0 - server_rate) + server_rate * regularity.factor_max) * ROUNDED_UP)
+def rounding_growth(regularity: RoundRegularity) -> float:
+    """Return an upper bound on every L of the round: max(1, max P_i) (docs/theory.md, section 6.4)."""
+    return 1.0 if regularity.factor_max <= 1.0 else regularity.factor_max * ROUNDED_UP
 
 
 def gather_rounding(gathered: float, growth: float, rounding: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -54,7 +53,7 @@ def check_clients(reader: RunReader) -> Iterator[str]:
             values["clients_digest"] != clients_digest(clients[: int(values["client_count"])]) for values in commitments
         )
     ):
-        yield "clients: a client's name, samples, steps or smoothness is not what the ledger commits to"
+        yield "clients: a client's name, samples, steps or expansion is not what the ledger commits to"
     founders = len(clients) - len(reader.joined())
     for client, seq in zip(clients[founders:], reader.joined(), strict=True):
         if reader.payload(seq)["client"] != client.name:
@@ -87,8 +86,7 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
         if extra:
             yield f"rounds: {extra} rows of {table} are in no event of the ledger"
     view = RunView(reader)
-    begins = sorted({0, *reader.local_rates})
-    at_rate = {first: view.regularities_at(first) for first in begins}
+    factors_of = view.regularities.factors
     samples_of = np.array([client.samples for client in view.clients], dtype=np.int64)
     for node in reader.nodes():
         part = everyone.between(node.node, node.node)
@@ -102,9 +100,7 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
             yield f"rounds: node {node.node} has a drift that is negative or not a number"
         if np.any(part.samples != samples_of[part.clients]):
             yield f"rounds: node {node.node} has a participant with another number of samples than its client"
-        regularities = at_rate[begins[bisect_right(begins, node.node) - 1]]
-        factors, averagedness = regularities.factors[part.clients], regularities.averagedness[part.clients]
-        if RoundRegularity.of(part.samples, factors, averagedness) != node.regularity:
+        if RoundRegularity.of(part.samples, factors_of[part.clients]) != node.regularity:
             yield f"rounds: the sums of node {node.node} do not follow from its participants"
     yield from _check_left_out(view, everyone)
 

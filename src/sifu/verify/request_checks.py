@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from sifu.choices import LEVELS
-from sifu.core.ledger import LOCAL_RATES, finite_or_text
+from sifu.core.ledger import finite_or_text
 from sifu.core.request_terms import AUTO
 from sifu.planning.plan import MethodOption, choose_method, least_level
 from sifu.requests.certification import RecordedRequest
@@ -135,7 +134,6 @@ def _check_request(
     if recorded.method.info.starts_from == "rule":
         yield from _check_choice(view, request, recorded, available)
     yield from _check_start(view, request, recorded)
-    yield from _check_rate(request, recorded, before, content)
     yield from check_choice_of_method(request, recorded, content)
     yield from _check_rounds(request, recorded)
 
@@ -185,19 +183,6 @@ def _check_start(view: RunView, request: RequestRow, recorded: RecordedRequest) 
     sigma = request.terms.sigma
     if sigma != "auto" and recorded.noise_std not in (0.0, float(sigma)):
         yield f"sigma {sigma} was asked for, {recorded.noise_std!r} is recorded"
-
-
-def _check_rate(
-    request: RequestRow, recorded: RecordedRequest, before: ReplayedTables, content: dict[str, Any]
-) -> Iterator[str]:
-    """Yield a problem unless training from a fresh model recomputed an automatic rate from the remaining clients."""
-    node, rates = str(request.noise_node), json.loads(before.run_value(LOCAL_RATES, "{}"))
-    said = content.get(LOCAL_RATES, rates)
-    recomputed = recorded.method.info.starts_from == "fresh" and recorded.view.recomputes_rate(request.terms)
-    if recomputed:
-        rates[node] = recorded.view.rate_without(recorded.gone)
-    if said.keys() != rates.keys() or not all(agree(rate, rates[node]) for node, rate in said.items()):
-        yield f"{LOCAL_RATES} is recorded as {said}, recomputed {rates}"
 
 
 def _check_rounds(request: RequestRow, recorded: RecordedRequest) -> Iterator[str]:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from sifu.errors import RunDamagedError
-from sifu.run.run_view import RunView
 from sifu.store.files import is_locked, read_plain, stored_path
 from sifu.store.projection import ModelRow
 from sifu.store.reader import RunReader
@@ -71,7 +70,7 @@ def check_moved(reader: RunReader) -> Iterator[str]:
     """
     if is_locked(reader.folder):
         return  # a writer may erase a model that is about to be read
-    available, view = reader.models(), RunView(reader)
+    available = reader.models()
     for node in reader.nodes():
         if node.kind not in ("round", "noise") or node.parent is None:
             continue
@@ -80,7 +79,7 @@ def check_moved(reader: RunReader) -> Iterator[str]:
         model, start = (reader.load_model(number).astype(np.float64) for number in (node.node, node.parent))
         moved = float(np.linalg.norm(model - start))
         slack = 64.0 * float(np.finfo(reader.layout.dtype).eps) * float(np.linalg.norm(model) + np.linalg.norm(start))
-        low, high = 0.0, view.facts.server_rate * node.mean_shift * (1.0 + TOLERANCE)
+        low, high = 0.0, node.mean_shift * (1.0 + TOLERANCE)
         if node.kind == "noise":
             low, high = (node.noise_std * (math.sqrt(model.size) + far) for far in (-8.0, 8.0))
         if not low - slack <= moved <= high + slack:

@@ -18,7 +18,6 @@ REPLAYED = {"run": ["key"], "models": ["node"], "evaluations": ["node", "subset"
             "updates": ["file"], "statistics": ["file"], "rejections": ["branch", "round", "number"],
             "group_models": ["node"], "merges": ["node", "grp"]}  # fmt: skip
 
-RATES_SET_BY = ("run created", "rolled back")
 
 DECIDED = ("request verified", "request planned", "request refused", "request withdrawn")
 
@@ -82,10 +81,6 @@ def check_ledger(run: RunFolder) -> None:
         said, recorded = payload.get("run", {}), payload.get("rows", {})
         fixed = {"facts", "spec", "asked", "layout", "versions", "run"} & said.keys()
         fixed -= set() if event["seq"] > 1 else said.keys()
-        fixed |= {"local_rates"} & said.keys()
-        if "local_rates" in payload:
-            run.check(event["kind"] in RATES_SET_BY, f"{at}: sets local rates")
-            put("run", {"key": "local_rates", "value": canonical(payload["local_rates"])})
         run.check(not fixed, f"{at}: changes {sorted(fixed)}")
         moves = recorded and event["kind"] != "group rounds"
         run.agree(f"{at}: current model", said.get("tip"), str(recorded["last"]) if moves else None)
@@ -152,7 +147,7 @@ def check_ledger(run: RunFolder) -> None:
             run.agree(f"{at}: digest of nodes", rows["digest"], rows_digest(run, next_node, rows["last"]))
             next_node = rows["last"] + 1
         if "clients_digest" in said:
-            columns = ("client", "name", "samples", "local_steps", "smoothness", "curvature")
+            columns = ("client", "name", "samples", "local_steps", "expansion")
             rows = [canonical([row[c] for c in columns]).encode() for row in run.tables["clients"]]
             digest = sha256(*rows[: int(said["client_count"])])
             run.agree(f"{at}: clients_digest", said["clients_digest"], digest)

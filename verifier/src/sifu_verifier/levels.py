@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from sifu_verifier.canonical import Row
 from sifu_verifier.paths import path_to
-from sifu_verifier.rates import rate_depends, rate_since
 from sifu_verifier.restores import restored_before
 from sifu_verifier.run_folder import RunFolder
-from sifu_verifier.subjects import forgotten_by
 
 COUPLES = ("a minimum of", "dropping a masked round in which one client fails", "closing a round before")
 """Prefixes of the items of `facts.outside` by which one client can influence which rounds or replies are used."""
@@ -28,7 +26,7 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool) -> s
               request["method"] != "closed_form"
               and facts["initial"] not in ("drawn from the seed", "made by the operator's program"),
               facts["identity"] not in ("in process", "node keys", "authenticated by the operator's program"),
-              rate_depends(run, request), facts["module"] == "not declared",
+              facts["shape_from_labels"], facts["module"] == "not declared",
               facts.get("engine", "not known") == "not known")  # fmt: skip
     rounds = (facts["participation"].startswith("fixed"), was_left_out(run, request), restored_before(run, request),
               any(what.startswith(COUPLES) for what in facts["outside"]))  # fmt: skip
@@ -39,8 +37,7 @@ def level_of(run: RunFolder, request: Row, highest: float, untouched: bool) -> s
     if run.noise_source != "system":
         return "none"
     doubts = (run.spec["regularity"]["kind"] == "assumed", not facts["smooth_model"], bool(facts["outside"]),
-              facts["dtype"] != "float64", not facts["rounding_bounded"], highest > 1000,
-              is_steep(run, request))  # fmt: skip
+              facts["dtype"] != "float64", not facts["rounding_bounded"], highest > 1000)  # fmt: skip
     return "conditional" if any((*before, *rounds, *doubts)) else "proven"
 
 
@@ -49,15 +46,6 @@ def from_initial(run: RunFolder, request: Row) -> bool:
     node = run.nodes.get(request["source_node"], {})
     plain = request["noise_std"] == 0 and request["method"] == "sifu"
     return plain and node.get("kind") == "initial"
-
-
-def is_steep(run: RunFolder, request: Row) -> bool:
-    """Return whether eta beta > 2 for a client that was not forgotten when the path of the request began."""
-    eta = run.rates.get(rate_since(run, request["noise_node"]), run.facts["local_rate"])
-    begun = run.nodes[min(path_to(run, request["noise_node"]))]["request_order"]
-    gone = forgotten_by(run, begun)
-    there = range(run.rolled[request["request"]]["clients"])
-    return any(eta * (run.clients[c]["smoothness"] or 0) > 2 for c in there if c not in gone)
 
 
 def was_left_out(run: RunFolder, request: Row, names: list[str] | None = None) -> bool:

@@ -49,7 +49,7 @@ def check_models(run: RunFolder) -> None:
             check_merged_model(run, node, vectors, number)
         elif start is not None and row["kind"] != "group":
             moved, slack = np.linalg.norm(vector - start), 8 * np.finfo(number).eps * np.linalg.norm(vector)
-            low, high = 0.0, run.facts["server_rate"] * row["mean_shift"] * (1 + RELATIVE)
+            low, high = 0.0, row["mean_shift"] * (1 + RELATIVE)
             if row["kind"] == "noise":
                 low, high = (row["noise_std"] * (math.sqrt(vector.size) + z) for z in (-8, 8))
             run.check(low - slack <= moved <= high + slack, f"node {node}: moved by {moved}, not {low} to {high}")

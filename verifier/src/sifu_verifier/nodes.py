@@ -6,7 +6,7 @@ import math
 import struct
 
 from sifu_verifier.canonical import sha256
-from sifu_verifier.rates import rate_since
+from sifu_verifier.regularity import is_possible
 from sifu_verifier.run_folder import RunFolder
 
 KINDS = {"initial": 0, "round": 1, "noise": 2, "group": 3, "merge": 4}
@@ -19,7 +19,7 @@ def rows_digest(run: RunFolder, first: int, last: int) -> str:
     parts = [struct.pack("<2q", *counts)]
     for row in (run.nodes[n] for n in nodes):
         head = row["node"], -1 if row["parent"] is None else row["parent"], KINDS[row["kind"]]
-        parts.append(struct.pack("<7q8d", *head, *list(row.values())[3:]))  # the document gives this order of columns
+        parts.append(struct.pack("<7q6d", *head, *list(row.values())[3:]))  # the document gives this order of columns
     for row in (p for n in nodes for p in run.rounds[n].values()):
         parts.append(struct.pack("<3qd", row["node"], row["client"], row["samples"], row["drift"]))
     return sha256(*parts)
@@ -30,6 +30,8 @@ def check_nodes(run: RunFolder) -> None:
     gone: dict[int, int] = {}  # node of the first request that forgot each client
     for i, clients in sorted(run.subjects.items()):
         gone |= {c: run.owner[i]["noise_node"] for c in clients if c not in gone}
+    for client, row in run.clients.items():
+        run.check(is_possible(row, run.spec), f"client {client}: safe steps cannot have its expansion")
     for node, row in run.nodes.items():
         parent, here, at = run.nodes.get(row["parent"]), run.rounds[node], f"node {node}"
         run.check((parent is None) == (row["kind"] == "initial"), f"{at}: kind and parent do not fit")
@@ -45,12 +47,10 @@ def check_nodes(run: RunFolder) -> None:
             run.agree(f"{at}: parent", row["parent"], max(earlier, default=None))
             place = [parent["branch"], parent["position"] + 1]
             run.agree(f"{at}: branch and position", [row["branch"], row["position"]], place)
-        regular = [(p["samples"], *run.regular[rate_since(run, node)][c]) for c, p in here.items()]
-        run.agree(f"{at}: samples", row["samples"], sum(n for n, _, _ in regular))
-        run.agree(f"{at}: factor_sum", row["factor_sum"], math.fsum(n * p for n, p, _ in regular))
-        run.agree(f"{at}: factor_max", row["factor_max"], max((p for _, p, _ in regular), default=1.0))
-        run.agree(f"{at}: averagedness_sum", row["averagedness_sum"], math.fsum(n * a for n, _, a in regular))
-        run.agree(f"{at}: averagedness_max", row["averagedness_max"], max((a for *_, a in regular), default=0.0))
+        regular = [(p["samples"], run.regular[c]) for c, p in here.items()]
+        run.agree(f"{at}: samples", row["samples"], sum(n for n, _ in regular))
+        run.agree(f"{at}: factor_sum", row["factor_sum"], math.fsum(n * p for n, p in regular))
+        run.agree(f"{at}: factor_max", row["factor_max"], max((p for _, p in regular), default=1.0))
         for client, p in here.items():
             run.agree(f"{at}: samples of client {client}", p["samples"], run.clients[client]["samples"])
             run.check(gone.get(client, node) >= node, f"{at}: client {client} took part after it was forgotten")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 from sifu_verifier.canonical import Row
 from sifu_verifier.groups import STRETCH
-from sifu_verifier.levels import COUPLES, from_initial, is_steep, was_left_out
-from sifu_verifier.rates import is_recomputed, rate_depends, rate_since
+from sifu_verifier.levels import COUPLES, from_initial, was_left_out
 from sifu_verifier.releases import noise_of
 from sifu_verifier.restores import restored_before
 from sifu_verifier.run_folder import RunFolder
-from sifu_verifier.tolerances import RELATIVE
 
 PROVENANCE = {
     "fixed constants": "met",
@@ -92,12 +88,8 @@ def _hyper_parameters(run: RunFolder, request: Row) -> Row:
         return premise("hyper-parameters", "assumed", "labels")
     if request["method"] == "closed_form":
         return premise("hyper-parameters", "met", "fixed")
-    if is_recomputed(run, request):
-        return premise("hyper-parameters", "met", "anew")
-    if rate_depends(run, request):
-        return premise("hyper-parameters", "assumed", "forgotten")
-    if json.loads(run.entries["asked"])["local"]["rate"] == "auto":
-        return premise("hyper-parameters", "met", "others")
+    if run.spec["local"]["rate"] == "auto":
+        return premise("hyper-parameters", "met", "own")
     return premise("hyper-parameters", "trusted", "given")
 
 
@@ -139,18 +131,14 @@ def _regularity(run: RunFolder, request: Row) -> Row:
         return premise("regularity", "assumed", factor=run.spec["regularity"]["factor"])
     if not run.facts["smooth_model"]:
         return premise("regularity", "assumed", "not smooth")
-    there = range(run.rolled[request["request"]]["clients"])
-    factors = [run.regular[rate_since(run, request["noise_node"])][c][0] for c in there]
-    strongly = all((run.clients[c]["curvature"] or 0) > 0 for c in there) and max(factors) < 1
-    found = premise("regularity", "met", "smooth" if max(factors) > 1 else "strongly convex" if strongly else "convex")
-    # At an automatic rate with weight decay, P of the steepest client may be recorded as 1, because records round up.
-    return found | ({EITHER: ("strongly convex", "convex")} if strongly and max(factors) >= 1 - RELATIVE else {})
+    factors = [run.regular[c] for c in range(run.rolled[request["request"]]["clients"])]
+    return premise("regularity", "met", "strongly convex" if max(factors) < 1 else "convex")
 
 
 def _arithmetic(run: RunFolder, request: Row, highest: float) -> Row:
     if highest > 1000:
         return premise("arithmetic", "assumed", "beyond")
-    bounded = run.facts["dtype"] == "float64" and run.facts["rounding_bounded"] and not is_steep(run, request)
+    bounded = run.facts["dtype"] == "float64" and run.facts["rounding_bounded"]
     return premise("arithmetic", "met") if bounded else premise("arithmetic", "assumed", dtype=run.facts["dtype"])
 
 

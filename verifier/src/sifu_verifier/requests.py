@@ -14,7 +14,6 @@ from sifu_verifier.levels import level_of, was_left_out
 from sifu_verifier.paths import path_to
 from sifu_verifier.premises import premises_of
 from sifu_verifier.psi import psi_along
-from sifu_verifier.rates import check_rates
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.subjects import first_name_of, indices_of, names_of
 from sifu_verifier.tolerances import FLOOR, RELATIVE
@@ -87,7 +86,6 @@ def check_request(run: RunFolder, request: Row, spent: dict[int, float]) -> None
             text = "inf" if math.isinf(here) else here
             people[i] = {"clients": names, "psi": text, "charge": charge, "budget": budget}
     run.agree(f"{at}: subjects charged", sorted(charges), sorted(people))
-    check_rates(run, request)
     check_statistics_of_request(run, request)
     untouched = source is None or not (any(h[source] for h in hidden.values())
                                        or was_left_out(run, request, names_of(run, request)))  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sifu_verifier.canonical import Row, canonical, same
-from sifu_verifier.regularity import regularity
+from sifu_verifier.regularity import expansion
 
 
 def with_terms(request: Row) -> Row:
@@ -44,13 +44,9 @@ class RunFolder:
         self.rounds: dict[int, dict[int, Row]] = {node: {} for node in self.nodes}
         for row in self.tables["participation"]:
             self.rounds.setdefault(row["node"], {})[row["client"]] = row
-        self.rates = {int(node): rate for node, rate in json.loads(self.entries.get("local_rates", "{}")).items()}
         self.requests = {row["request"]: with_terms(row) for row in self.tables["requests"]}
         self.subjects = {row["subject"]: json.loads(row["clients"]) for row in self.tables["subjects"]}
-        self.regular = {
-            first: {c: regularity(row, self.facts | {"local_rate": rate}, self.spec) for c, row in self.clients.items()}
-            for first, rate in {0: self.facts["local_rate"], **self.rates}.items()
-        }
+        self.regular = {c: expansion(row, self.spec) for c, row in self.clients.items()}
         self.owner = {row["subject"]: self.requests[row["request"]] for row in self.tables["subjects"]}
         self.rolled: dict[str, Row] = {}  # each request's event 'rolled back', with the tip and models before it
         self.done: dict[str, Row] = {}  # each request's event 'request done'

@@ -29,7 +29,7 @@ WIDE_PENALTY = 0.01
 class SentSettings:
     """Settings that clients on other machines need, besides the settings of local training and of the model."""
 
-    rate: float
+    rate: float | None
     features: FeaturesSpec | None = None
     ridge: RidgeSpec | None = None
 
@@ -100,27 +100,21 @@ class Regime:
         """True if features are computed before the engine receives the clients; engines of heads compute their own."""
         return self.maps_samples and not self.solves
 
-    @property
-    def finds_rate(self) -> bool:
-        """True if training from a fresh model can choose an automatic local rate from the remaining clients."""
-        return not self.solves and self.spec.groups.count == 0
-
     def most_rounds(self, max_rounds: int) -> float:
         """Return the largest number of rounds that a request with these terms may take."""
         return max_rounds
 
-    def settled(self, rate: float, keep: Literal["clients", "sum"] = "clients", features: int = 0) -> dict[str, Any]:
+    def settled(self, keep: Literal["clients", "sum"] = "clients", features: int = 0) -> dict[str, Any]:
         """Return the sections of the spec with the settings that the engine determines.
 
         Args:
-            rate: Local rate of the engine.
             keep: Statistics to keep if the spec says `auto`.
             features: Number of features of a head in closed form.
 
         Returns:
             The changed sections of the spec, by name.
         """
-        return {"local": replace(self.spec.local, rate=rate)}
+        return {}
 
     def check_method(self, name: str) -> None:
         """Refuse a method that does not apply to runs of this regime."""
@@ -143,9 +137,9 @@ class Regime:
         return SentSettings(self._sent_rate, self.spec.features if self.maps_samples else None)
 
     @property
-    def _sent_rate(self) -> float:
+    def _sent_rate(self) -> float | None:
         rate = self.spec.local.rate
-        return 1.0 if rate == "auto" else float(rate)  # bounds in a client's profile do not depend on the rate
+        return None if rate == "auto" else float(rate)
 
     def described_task(self) -> dict[str, Any] | None:
         """Return settings that turn an exported model's scores into predictions, or None if its kind implies them."""
@@ -226,7 +220,7 @@ class ClosedForm(Regime):
         """Return infinity: the terms do not limit a request, because a solve is always one round."""
         return math.inf
 
-    def settled(self, rate: float, keep: Literal["clients", "sum"] = "clients", features: int = 0) -> dict[str, Any]:
+    def settled(self, keep: Literal["clients", "sum"] = "clients", features: int = 0) -> dict[str, Any]:
         """Return the sections with one round (the solve), the kept statistics, and the fixed penalty of a wide head."""
         ridge, penalty = self.spec.ridge, penalty_of(self.spec.ridge, features)
         stop = replace(self.spec.stop, target=0.0, min_rounds=1, max_rounds=1, evaluate_every=1)
@@ -249,7 +243,7 @@ class ClosedForm(Regime):
 
     def sent_settings(self) -> SentSettings:
         """Return the settings of a head: its feature map and its targets."""
-        return SentSettings(0.0, self.spec.features, self.spec.ridge)
+        return SentSettings(None, self.spec.features, self.spec.ridge)
 
     def described_task(self) -> dict[str, Any] | None:
         """Return the task, shift and scale that turn the scores of the head into predictions."""

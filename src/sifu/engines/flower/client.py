@@ -121,8 +121,7 @@ def add_profile(
     name: str | Callable[[Context], str],
     samples: int | Callable[[Context], int],
     local_steps: int = 1,
-    smoothness: float | None = None,
-    curvature: float | None = None,
+    expansion: float | None = None,
 ) -> ClientApp:
     """Turn a ClientApp for Flower's usual messages into a tracked client with a profile and masked updates.
 
@@ -131,8 +130,7 @@ def add_profile(
         name: Name of the client, or a function of the node's context if the same app runs on several nodes.
         samples: Number of samples, or a function of the node's context.
         local_steps: Number of local steps in a round.
-        smoothness: Upper bound on the smoothness of the client's loss, if known.
-        curvature: Lower bound on the curvature of the client's loss, if known.
+        expansion: Expansion of the client's steps of a round, if known (`sifu.safe_step`).
     """
 
     def trained(message: Message, context: Context) -> tuple[Arrays, int]:
@@ -147,7 +145,7 @@ def add_profile(
     def profile(message: Message, context: Context) -> Message:
         who = name(context) if callable(name) else name
         count = samples(context) if callable(samples) else samples
-        return profile_reply(WireProfile(who, count, local_steps, smoothness, curvature), message)
+        return profile_reply(WireProfile(who, count, local_steps, expansion), message)
 
     return _answering(guard(app), profile)
 
@@ -161,12 +159,11 @@ class FunctionClient:
     train_arrays: Callable[[Arrays], Arrays]
     evaluate_arrays: Callable[[Arrays], tuple[int, float]] | None = None
     local_steps: int = 1
-    smoothness: float | None = None
-    curvature: float | None = None
+    expansion: float | None = None
 
     def profile(self, instruction: Instruction) -> WireProfile:
         """Return the profile from the given values."""
-        return WireProfile(self.name, self.samples, self.local_steps, self.smoothness, self.curvature)
+        return WireProfile(self.name, self.samples, self.local_steps, self.expansion)
 
     def train(self, model: Arrays, instruction: Instruction) -> tuple[Arrays, int]:
         """Call the training function once; refuse a number of steps other than `local_steps`."""

@@ -50,8 +50,9 @@ class Block:
     """Padded data of some clients; outputs precede rows.
 
     `x` (clients, rows, width) has the bias column last. `targets` (clients, outputs, rows) are encoded. `row_weights`
-    (clients, 1, rows) are 1/n_i on the n_i true rows and 0 on padding. `gram` holds x x' of each client if steps in
-    sample space are cheaper than steps in feature space; otherwise it is None. `lengths` are ||X_i||_F, rounded up.
+    (clients, 1, rows) are eta_i/n_i on the n_i true rows and 0 on padding; eta_i is the client's step. `gram` holds
+    x x' of each client if steps in sample space are cheaper than steps in feature space; otherwise it is None.
+    `lengths` are ||X_i||_F, rounded up.
     """
 
     clients: ClientIndices
@@ -244,6 +245,7 @@ def make_block(
     objective: Objective,
     outputs: int,
     dtype: torch.dtype,
+    rates: Floats,
     *,
     between_samples: bool,
 ) -> Block:
@@ -256,6 +258,7 @@ def make_block(
         objective: Loss that encodes the targets.
         outputs: Number of outputs of the model.
         dtype: Element type of the block.
+        rates: Step of each of these clients.
         between_samples: True to compute the Gram matrices.
 
     Returns:
@@ -279,6 +282,6 @@ def make_block(
             with one_thread():  # the last bits of a BLAS product depend on its number of threads
                 torch.bmm(x[some], x[some].transpose(1, 2), out=gram[some])
         lengths[some] = torch.linalg.vector_norm(x[some], dim=(1, 2), dtype=torch.float64).numpy()
-    row_weights = torch.from_numpy(np.where(real, 1.0 / samples[:, None], 0.0)[:, None, :]).to(dtype)
+    row_weights = torch.from_numpy(np.where(real, (rates / samples)[:, None], 0.0)[:, None, :]).to(dtype)
     targets = targets.transpose(1, 2).contiguous()
     return Block(indices, samples, x, targets, row_weights, gram, lengths * enlargement(padded * width))

@@ -111,19 +111,28 @@ def _top_eigenvalue_up(extended: Floats, trace: Floats, clients: Sequence[Checke
 class ClientSizes:
     """Quantities of each client from which a server computes the allowance of a round without the clients' data.
 
-    `samples` is n and `batch_ratios` is n/b_min. `linear_curvature` defines `smoothness` and `energy`. `target_norms`
-    is the largest ||y_row|| (least squares only).
+    `samples` is n, `batch_ratios` is n/b_min, and `rates` are the clients' steps eta_i. `steepness` is eta_i beta_i, at
+    most 2, and `energy` eta_i times the energy that `linear_curvature` defines. `target_norms` is the largest ||y_row||
+    (least squares only).
     """
 
     samples: Integers
     batch_ratios: Floats
-    smoothness: Floats
+    rates: Floats
+    steepness: Floats
     energy: Floats
     target_norms: Floats
 
     @staticmethod
-    def of(clients: Sequence[CheckedClient], objective: Objective, training: LocalTraining) -> ClientSizes:
-        """Compute the quantities of clients whose data are available."""
+    def of(
+        clients: Sequence[CheckedClient],
+        objective: Objective,
+        training: LocalTraining,
+        rates: Floats,
+        smoothness: Floats,
+        energy: Floats,
+    ) -> ClientSizes:
+        """Compute the quantities of clients whose data are available, from their steps, beta and energy."""
         samples = np.array([client.samples for client in clients])
         ratios = samples / training.smallest_batch(samples)
         target_norms = np.zeros(len(clients))
@@ -134,7 +143,7 @@ class ClientSizes:
             scaled = values / np.where(largest > 0.0, largest, 1.0)[:, None]
             norms = np.sqrt(np.square(scaled).sum(axis=1)) * largest * enlargement(values.shape[1] + 4)
             target_norms = np.maximum.reduceat(norms, np.cumsum(samples) - samples)
-        return ClientSizes(samples, ratios, *linear_curvature(clients, objective, training), target_norms)
+        return ClientSizes(samples, ratios, rates, rates * smoothness, rates * energy, target_norms)
 
 
 def proven_allowance(
@@ -143,9 +152,7 @@ def proven_allowance(
     """Return a function of a round's starting norm and participants that bounds the round's rounding error.
 
     The function bounds the error of a float64 round, summed over the run and its counterfactual. Its result may be
-    infinite if many steps with momentum amplify errors without limit. It is 0, and nothing is proven, if eta beta > 2
-    for a participant (`RunView.facts`). This is checked in each round, because a statement about the whole training
-    must not depend on one client's data.
+    infinite if many steps with momentum amplify errors without limit.
 
     Args:
         model: The linear model.
@@ -178,58 +185,60 @@ def round_allowance(
         training: Settings of local training.
         sizes: `ClientSizes` of all clients.
     """
-    if not training.rate * float(sizes.smoothness[participants].max()) <= 2.0:
-        return 0.0
     samples, labels = sizes.samples[participants], model.objective.labels
     largest, width = int(samples.max()), model.features + 1
     rows = min(int(samples.sum()), max(largest, PART_ROWS))
-    batch_ratio, smoothness, energy, target_norm = (
+    batch_ratio, rate, steepness, energy, target_norm = (
         float(values[participants].max())
-        for values in (sizes.batch_ratios, sizes.smoothness, sizes.energy, sizes.target_norms)
+        for values in (sizes.batch_ratios, sizes.rates, sizes.steepness, sizes.energy, sizes.target_norms)
     )
-    scale = math.sqrt(training.rate) * (1.0 if labels else max(1.0, target_norm))
+    decay = rate * training.weight_decay
+    scale = math.sqrt(rate) * (1.0 if labels else max(1.0, target_norm))
     start, pull = start_norm + ROUNDING_HOLDS_UP_TO, 3.0 * scale
-    radius = _path_radius(start, pull, math.sqrt(batch_ratio), smoothness, training, labels)
-    spread = min(largest, width, max(1.0, training.rate * energy / 2.0))
+    radius = _path_radius(start, pull, math.sqrt(batch_ratio), decay if labels else steepness, decay, training, labels)
+    spread = min(largest, width, max(1.0, energy / 2.0))
     terms = width + largest + model.outputs + 16
     step = 8.0 * UNIT_ROUNDOFF * terms * spread * (radius + scale)
-    local = _after_all_steps(step, smoothness, training) + step
+    local = _after_all_steps(step, steepness, training) + step
     averaging = 4.0 * (participants.size + 8) * UNIT_ROUNDOFF * radius
     averaging += 2.0 * (rows + participants.size + 8) * UNIT_ROUNDOFF * spread * radius
     return 2.0 * (local + averaging)
 
 
 def _path_radius(
-    start: float, pull: float, stretch: float, smoothness: float, training: LocalTraining, labels: bool
+    start: float, pull: float, stretch: float, linear: float, decay: float, training: LocalTraining, labels: bool
 ) -> float:
-    """Return max(R, Q), a bound on all iterates in feature and in sample space; `stretch` is sqrt(n/b_min)."""
+    """Return max(R, Q), a bound on all iterates in feature and in sample space; `stretch` is sqrt(n/b_min).
+
+    `linear` and `decay` are factors of a step: the rate times the bound on the part of the gradient that grows with the
+    model, and the rate times the weight decay.
+    """
     if training.momentum == 0.0:
         radius = start + training.steps * pull
         return max(radius, training.steps * stretch * (pull if labels else 2.0 * radius + pull))
-    linear = training.weight_decay if labels else smoothness
     radius, velocity, dual, dual_velocity = start, 0.0, 0.0, 0.0
     for _ in range(training.steps):
-        dual_gradient = (
-            training.weight_decay * dual + stretch * (pull if labels else 2.0 * radius + pull) / training.rate
-        )
-        dual, dual_velocity = _lengthen(dual, dual_gradient, dual_velocity, training)
-        radius, velocity = _lengthen(radius, linear * radius + pull / training.rate, velocity, training)
+        push = decay * dual + stretch * (pull if labels else 2.0 * radius + pull)
+        dual, dual_velocity = _lengthen(dual, push, dual_velocity, training)
+        radius, velocity = _lengthen(radius, linear * radius + pull, velocity, training)
     return max(radius, dual)
 
 
-def _after_all_steps(step: float, smoothness: float, training: LocalTraining) -> float:
+def _after_all_steps(step: float, steepness: float, training: LocalTraining) -> float:
     """Return a bound on the accumulated effect of an error of at most `step` in each local step."""
     if training.momentum == 0.0:
         return training.steps * step
     position, velocity = 0.0, 0.0
     for _ in range(training.steps):
-        gradient = smoothness * position + step / training.rate
-        position, velocity = _lengthen(position, gradient, velocity, training)
+        position, velocity = _lengthen(position, steepness * position + step, velocity, training)
         position += step
     return position
 
 
-def _lengthen(length: float, gradient: float, velocity: float, training: LocalTraining) -> tuple[float, float]:
-    """Return bounds on the norms of value and velocity after one step, as if all terms had the same direction."""
-    velocity = training.momentum * velocity + gradient
-    return length + training.rate * velocity, velocity
+def _lengthen(length: float, push: float, velocity: float, training: LocalTraining) -> tuple[float, float]:
+    """Return bounds on the norms of value and velocity after one step, as if all terms had the same direction.
+
+    Push and velocity are multiplied by the rate.
+    """
+    velocity = training.momentum * velocity + push
+    return length + velocity, velocity

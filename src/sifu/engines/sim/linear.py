@@ -2,7 +2,9 @@
 
 With X (n x d, bias column included), W (d x C) and residual rows r(z) = df/dz, a step needs
 
-    gradient = X' (weights * r(X W)),     weights 1/b on the rows of the batch and 0 elsewhere.
+    eta gradient = X' (weights * r(X W)),     weights eta/b on the rows of the batch and 0 elsewhere.
+
+Each client has a step eta of its own, so it is part of the weights.
 
 **In feature space** a step multiplies by X twice. **In sample space** it never uses X: every iterate is
 W_k = a_k W_0 + X' V_k, so with G = XX' (computed once) and Z_0 = X W_0 the outputs are a_k Z_0 + G V_k. SGD with decay
@@ -48,7 +50,6 @@ from sifu.engines.sim.models import TORCH_TYPES, LinearModel
 from sifu.engines.sim.threads import one_thread, scripted
 from sifu.theory.arrays import Integers
 from sifu.theory.participation import ClientIndices
-from sifu.theory.rounding import UNIT_ROUNDOFF, norm_up
 
 ROWS_AN_OUTPUT = 4
 """Number of rows per output up to which another product with all samples is cheaper than computing local models."""
@@ -76,6 +77,7 @@ class VectorisedTrainer:
                 self._objective,
                 outputs,
                 TORCH_TYPES[plan.dtype],
+                plan.rates[indices],
                 between_samples=cheaper_between_samples(int(padded[indices[0]]), width, training),
             )
             for indices in groups_of(padded)
@@ -85,7 +87,6 @@ class VectorisedTrainer:
         for number, block in enumerate(self._blocks):
             self._block_of[block.clients] = number
             self._row_of[block.clients] = np.arange(block.clients.size)
-        self._share = _share_after(training, training.steps)
         self._plain = not training.momentum and not training.weight_decay
         self._whole = {id(block): whole for block in self._blocks if (whole := self._whole_batches(block))}
 
@@ -94,10 +95,9 @@ class VectorisedTrainer:
     ) -> Iterator[tuple[PartPlaces, Tensor]]:
         """Yield (places among the participants, rows of models) after `steps` local steps, one part at a time."""
         model = torch.tensor(start).reshape(self._shape)
-        share = _share_after(self._training, steps)
         for part in self._parts(participants):
             updates = self._updates(part, model, position, steps).transpose(1, 2)
-            yield part.places, (updates + share * model).flatten(1)
+            yield part.places, (updates + self._share(part, steps) * model).flatten(1)
 
     def average(
         self,
@@ -114,13 +114,9 @@ class VectorisedTrainer:
         # Keep torch at one thread while sifu's own threads work: torch's others would wait in a busy loop on the same
         # cores (`sifu.engines.sim.threads`).
         alone = threads == 1 or all(id(part.block) in self._whole for part in parts)
-        offset, error = None, 0.0
-        if self._share != 1.0:
-            offset = (self._share - 1.0) * start.astype(np.float64).reshape(self._shape).T.reshape(-1)
-            error = 2.0 * UNIT_ROUNDOFF * norm_up(offset)
         with torch.inference_mode(), one_thread() if alone and torch.get_num_threads() > 1 else nullcontext():
             updates = [self._local_updates(part, model, position, keep, len(parts) == 1, threads) for part in parts]
-            mean = average(updates, offset, error, samples)
+            mean = average(updates, None, 0.0, samples)
         step = np.ascontiguousarray(mean.step.reshape(self._shape[::-1]).T).reshape(-1)
         return replace(mean, step=step)
 
@@ -167,7 +163,7 @@ class VectorisedTrainer:
             return None
         if block.gram is None or _averaged_by_duals(block.targets):
             return None
-        return WholeBatches(self._training.steps, self._training.rate)
+        return WholeBatches(self._training.steps)
 
     def _local_updates(
         self, part: Part, model: Tensor, position: Position, keep: bool, keep_samples: bool, threads: int
@@ -177,21 +173,38 @@ class VectorisedTrainer:
         if whole is not None:
             turned = _turned(model)
             return RowUpdates(lambda: iter([(places, whole.updates(part.block, part.rows, turned, threads))]), keep)
-        if part.gram is None:
-            return RowUpdates(
-                lambda: iter([(places, self._updates(part, model, position, steps).flatten(1).to(torch.float64))]), keep
-            )
+        if part.gram is None or self._training.weight_decay:
+            return RowUpdates(lambda: iter([(places, self._whole_updates(part, model, position, steps))]), keep)
         dual = self._dual(part, part.gram, model, self._batches(part, position, steps))
         if _averaged_by_duals(dual):
             return DualUpdates(part, part.gram, dual, keep_samples)
         return RowUpdates(lambda: iter([(places, part.transposed_products(dual).flatten(1).to(torch.float64))]), keep)
 
+    def _whole_updates(self, part: Part, model: Tensor, position: Position, steps: int) -> Tensor:
+        """Return W_K - W_0 of each client after K = `steps` steps: (clients, outputs * width), in float64."""
+        updates = self._updates(part, model, position, steps).to(torch.float64)
+        if self._training.weight_decay:
+            updates = updates + (self._share(part, steps).to(torch.float64) - 1.0) * model.T.to(torch.float64)
+        return updates.flatten(1)
+
+    def _decay(self, part: Part) -> Tensor:
+        """Return eta_i lambda of each client, in a shape that broadcasts with models (clients, 1, 1)."""
+        decay = torch.from_numpy(self._plan.rates[part.clients] * self._training.weight_decay)
+        return decay.to(part.targets.dtype)[:, None, None]
+
+    def _share(self, part: Part, steps: int) -> Tensor:
+        """Return a_K of each client for K = `steps`: the factor of W_0 that weight decay leaves in W_K."""
+        decay = self._decay(part)
+        share, velocity, nothing = torch.ones_like(decay), None, torch.zeros_like(decay)
+        for _ in range(steps):
+            share, velocity = self._training.descend(share, nothing, velocity, decay)
+        return share
+
     def _updates(self, part: Part, model: Tensor, position: Position, steps: int) -> Tensor:
         """Return u_i = W_K - a_K W_0 of each client after K = `steps` steps: (clients, outputs, width)."""
         batches = self._batches(part, position, steps)
         if part.gram is None:
-            share = _share_after(self._training, steps)
-            return (self._between_features(part, model, batches) - share * model).transpose(1, 2)
+            return (self._between_features(part, model, batches) - self._share(part, steps) * model).transpose(1, 2)
         return part.transposed_products(self._dual(part, part.gram, model, batches))
 
     def _between_features(self, part: Part, model: Tensor, batches: _Batches) -> Tensor:
@@ -204,30 +217,34 @@ class VectorisedTrainer:
             )
             for rows, row_weights in batches
         )
-        return descend_between_features(self._objective, self._training, model.expand(part.size, *self._shape), steps)
+        weights = model.expand(part.size, *self._shape)
+        return descend_between_features(self._objective, self._training, weights, self._decay(part), steps)
 
     def _dual(self, part: Part, gram: Tensor, model: Tensor, batches: _Batches) -> Tensor:
         """Return V_K of each client, transposed: (clients, outputs, rows)."""
-        training, first = self._training, part.outputs(_turned(model))
-        share, dual = 1.0, None
+        training, first, decay = self._training, part.outputs(_turned(model)), self._decay(part)
+        share, dual = torch.ones_like(decay), None
         share_velocity, dual_velocity = None, None
         for rows, row_weights in batches:
             products, outputs, targets = gram, first, part.targets
             if rows is not None:
                 products, outputs, targets = rows.of_samples(gram).transpose(1, 2), rows(first), rows(targets)
             # V is zero before the first step.
-            scores = outputs if dual is None else torch.baddbmm(outputs, dual, products, beta=share)
+            if dual is None:
+                scores = outputs
+            else:
+                scores = torch.baddbmm(outputs * share if training.weight_decay else outputs, dual, products)
             residual = self._objective.residual(scores, targets, dim=1)
             if self._plain and rows is None:  # like `descend`, but in one pass and in place
-                scale = -training.rate * row_weights
+                scale = -row_weights
                 dual = residual.mul_(scale) if dual is None else dual.addcmul_(residual, scale)
                 continue
             gradient = residual.mul_(row_weights)
             if rows is not None:
                 gradient = rows.spread(gradient, first)
-            share, share_velocity = training.descend(share, 0.0, share_velocity)
+            share, share_velocity = training.descend(share, torch.zeros_like(share), share_velocity, decay)
             dual, dual_velocity = training.descend(
-                torch.zeros_like(first) if dual is None else dual, gradient, dual_velocity
+                torch.zeros_like(first) if dual is None else dual, gradient, dual_velocity, decay
             )
         assert dual is not None
         return dual
@@ -240,7 +257,8 @@ class VectorisedTrainer:
             return [(None, part.row_weights)] * steps
         numbers = self._plan.numbers[part.clients]
         drawn = draw_batches(training.batch_size, part.samples, self._plan.seed, position, numbers, steps)
-        weights = torch.from_numpy(drawn.real / drawn.counts[..., None]).to(part.targets.dtype)
+        shares = self._plan.rates[part.clients][:, None] * drawn.real / drawn.counts[..., None]
+        weights = torch.from_numpy(shares).to(part.targets.dtype)
         index = torch.from_numpy(drawn.rows)
         if largest <= MASKED_BATCHES * index.shape[2]:
             # Padding entries have weight zero, so they add nothing to row 0.
@@ -250,14 +268,19 @@ class VectorisedTrainer:
 
 
 def descend_between_features(
-    objective: Objective, training: LocalTraining, weights: Tensor, batches: Iterable[tuple[Tensor, Tensor, Tensor]]
+    objective: Objective,
+    training: LocalTraining,
+    weights: Tensor,
+    decay: Tensor,
+    batches: Iterable[tuple[Tensor, Tensor, Tensor]],
 ) -> Tensor:
     """Take one step per batch from `weights` and return W_K of each client (clients, width, outputs).
 
     Args:
         objective: Loss that training minimises.
-        training: Rate, momentum and decay.
+        training: Momentum and decay.
         weights: W_0 of each client (clients, width, outputs).
+        decay: eta_i lambda of each client.
         batches: For each step the samples (clients, rows, width), the encoded targets and the weights of the rows
             (clients, rows, outputs or 1).
     """
@@ -265,7 +288,7 @@ def descend_between_features(
     for x, targets, row_weights in batches:
         residual = objective.residual(torch.bmm(x, weights), targets).mul_(row_weights)
         gradient = torch.bmm(x.transpose(1, 2), residual)
-        weights, velocity = training.descend(weights, gradient, velocity)
+        weights, velocity = training.descend(weights, gradient, velocity, decay)
     return weights
 
 
@@ -303,14 +326,6 @@ def _turned(model: Tensor) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(model.numpy().T))
 
 
-def _share_after(training: LocalTraining, steps: int) -> float:
-    """Return a_K for K = `steps`: the factor of W_0 that weight decay leaves in W_K."""
-    share, velocity = 1.0, None
-    for _ in range(steps):
-        share, velocity = training.descend(share, 0.0, velocity)
-    return share
-
-
 def cheaper_between_samples(samples: int, width: int, training: LocalTraining) -> bool:
     """Return whether K steps need fewer multiplications in sample space than in feature space.
 
@@ -332,11 +347,11 @@ GATHERED = platform.machine() in ("aarch64", "arm64")
 
 
 class SoftmaxSteps(nn.Module):
-    """Module that takes `steps` steps of rate `rate` on all rows of each client."""
+    """Module that takes `steps` steps on all rows of each client."""
 
-    def __init__(self, steps: int, rate: float, gathered: bool) -> None:
+    def __init__(self, steps: int, gathered: bool) -> None:
         super().__init__()
-        self.steps, self.rate, self.gathered = steps, rate, gathered
+        self.steps, self.gathered = steps, gathered
 
     @torch.jit.export
     def updates(
@@ -348,7 +363,7 @@ class SoftmaxSteps(nn.Module):
         """
         index = torch.tensor(rows)
         grams, wanted = gram.index_select(0, index), targets.index_select(0, index)
-        scale = weights.index_select(0, index).mul_(-self.rate)
+        scale = weights.index_select(0, index).neg_()
         samples = x.index_select(0, index) if self.gathered else x[:0]
         first = torch.empty_like(wanted)
         if self.gathered:
@@ -380,8 +395,8 @@ class SoftmaxSteps(nn.Module):
 class WholeBatches:
     """Trainer that takes all steps of some clients of a block, in several threads if there are enough clients."""
 
-    def __init__(self, steps: int, rate: float) -> None:
-        self._steps, self._rounds = SoftmaxSteps(steps, rate, GATHERED), 0
+    def __init__(self, steps: int) -> None:
+        self._steps, self._rounds = SoftmaxSteps(steps, GATHERED), 0
 
     def updates(self, block: Block, rows: Integers, model: Tensor, threads: int) -> Tensor:
         """Train clients and return X_i' V_K of each in float64: (clients, outputs * width).

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,10 +20,8 @@ import torch
 from sifu.core.engine import Position
 from sifu.core.round import keyed_generator
 from sifu.errors import InputError
-from sifu.theory.arrays import Booleans, Integers
+from sifu.theory.arrays import Booleans, Floats, Integers
 from sifu.theory.participation import ClientIndices, base_key, place_key, scores
-
-Value = TypeVar("Value", float, torch.Tensor)
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,9 @@ class LocalTraining:
 
         g = grad f(theta) + lambda theta,   v = rho v + g   (v = 0 before the first step),   theta = theta - eta v.
 
-    Weight decay applies to every parameter, including the bias. `batch_size` None means all data of the client.
+    Weight decay applies to every parameter, including the bias. `batch_size` None means all data of the client. For
+    linear models `rate` is a limit, which may be infinite: each client takes its own safe step
+    (docs/theory.md, section 5.8).
     """
 
     rate: float
@@ -45,7 +44,7 @@ class LocalTraining:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.rate) and self.rate > 0.0):
+        if not self.rate > 0.0:
             raise InputError(f"the local rate must be a positive number, found {self.rate}")
         if not _whole(self.steps) or self.steps < 1:
             raise InputError(f"the number of local steps must be a whole number of at least 1, found {self.steps}")
@@ -71,42 +70,23 @@ class LocalTraining:
         """Return whether a client with `samples` samples uses all of them in every step."""
         return self.batch_size is None or self.batch_size >= samples
 
-    def descend(self, value: Value, gradient: Value, velocity: Value | None) -> tuple[Value, Value | None]:
-        """Take one step and return the new value and velocity.
+    def descend(
+        self, value: torch.Tensor, push: torch.Tensor, velocity: torch.Tensor | None, decay: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Take one step and return the new value and velocity, both multiplied by the rate.
 
         Args:
             value: The parameters before the step.
-            gradient: Gradient of the loss, without weight decay.
+            push: Gradient of the loss times the client's rate, without weight decay.
             velocity: Velocity of the previous step, or None in the first step.
+            decay: Weight decay times the client's rate, in a shape that broadcasts with the value.
         """
         if self.weight_decay:
-            gradient = gradient + self.weight_decay * value
+            push = push + decay * value
         if not self.momentum:
-            if isinstance(value, torch.Tensor):  # torch's `alpha` multiplies and subtracts in one pass
-                return torch.sub(value, gradient, alpha=self.rate), None
-            return value - self.rate * gradient, None
-        velocity = gradient if velocity is None else self.momentum * velocity + gradient
-        return value - self.rate * velocity, velocity
-
-    def descend_in_place(self, value: torch.Tensor, gradient: torch.Tensor, velocity: torch.Tensor, step: int) -> None:
-        """Take one step as `descend` does, without allocating memory.
-
-        Args:
-            value: The parameters, changed in place.
-            gradient: Gradient of the loss, which is overwritten.
-            velocity: Velocity of the previous step, changed in place and ignored in step 0.
-            step: Number of the step in the round.
-        """
-        if self.weight_decay:
-            gradient.add_(value, alpha=self.weight_decay)
-        if not self.momentum:
-            value.sub_(gradient, alpha=self.rate)
-            return
-        if step == 0:
-            velocity.copy_(gradient)
-        else:
-            velocity.mul_(self.momentum).add_(gradient)
-        value.sub_(velocity, alpha=self.rate)
+            return value - push, None
+        velocity = push if velocity is None else self.momentum * velocity + push
+        return value - velocity, velocity
 
 
 def _whole(value: object) -> bool:
@@ -176,11 +156,12 @@ def batch_sequence(
 class TrainingPlan:
     """Parameters that all trainers need besides the clients' data.
 
-    `samples` are |D_i|. `numbers` are the client indices that key batches and dropout. `outputs` is the number of
-    outputs that the targets need.
+    `samples` are |D_i|. `rates` are the clients' steps eta_i. `numbers` are the client indices that key batches and
+    dropout. `outputs` is the number of outputs that the targets need.
     """
 
     samples: Integers
+    rates: Floats
     numbers: Integers
     outputs: int
     training: LocalTraining

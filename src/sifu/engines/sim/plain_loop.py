@@ -105,7 +105,7 @@ class LoopTrainer:
         dropouts = [part for part in module.modules() if isinstance(part, KeyedDropout)]
         optimizer = torch.optim.SGD(
             module.parameters(),
-            lr=training.rate,
+            lr=float(plan.rates[client]),
             momentum=training.momentum,
             weight_decay=training.weight_decay,
         )

@@ -46,6 +46,7 @@ from sifu.engines.sim.float_rounding import ClientSizes, proven_allowance
 from sifu.engines.sim.linear import VectorisedTrainer
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel, Model, ModuleModel, make_model, module_of_model
+from sifu.engines.sim.own_steps import OwnSteps
 from sifu.engines.sim.plain_loop import LoopTrainer
 from sifu.engines.sim.threads import one_thread
 from sifu.engines.sim.trainers import NotHere, Trainer, who_trains
@@ -73,13 +74,12 @@ def training_facts(model: Model, training: LocalTraining, rules: ReplyRules, **o
         others: All other training facts, by name.
     """
     return TrainingFacts(
-        local_rate=training.rate,
+        local_rate=training.rate if math.isfinite(training.rate) else None,
         momentum=training.momentum,
         weight_decay=training.weight_decay,
         batch_size=training.batch_size,
         smooth_model=model.smooth,
         outside=(*model.outside, *rules.outside),
-        server_rate=1.0,
         **others,
     )
 
@@ -207,7 +207,8 @@ class SimulatedFederation(LacksData, ShowsSamples):
         outputs = linear.outputs if linear else count_outputs(clients, model.objective)
         checked = check_clients(clients, model.objective, outputs, dtype, flat=linear is not None)
         self.samples = np.array([client.samples for client in checked], dtype=np.int64)
-        self.plan = plan = TrainingPlan(self.samples, self._numbers, outputs, training, dtype, self.seed)
+        steps = OwnSteps.of(linear, checked, training)
+        self.plan = plan = TrainingPlan(self.samples, steps.rates, self._numbers, outputs, training, dtype, self.seed)
         network = model.conv_net if isinstance(model, ModuleModel) and settings.strategy == "auto" else None
         if settings.dtype == TF32:
             self._trained_by, self._trainer = Trainer(UNKNOWN), cast("Any", NotHere())
@@ -217,20 +218,15 @@ class SimulatedFederation(LacksData, ShowsSamples):
         self.reply_rules = settings.replies
         self._rounding: Callable[[float, ClientIndices], float] | None = None
         self.sizes: ClientSizes | None = None
-        self.clients = tuple(ClientProfile(client.name, client.samples, training.steps) for client in checked)
         if linear:
-            self._bound(linear, checked, settings)
+            self.sizes = steps.sizes(checked, linear.objective, training)
+            self._rounding = proven_allowance(linear, training, self.sizes, settings.dtype)
+        self.clients = tuple(
+            ClientProfile(client.name, client.samples, training.steps, expansion)
+            for client, expansion in zip(checked, steps.expansions, strict=True)
+        )
         self.facts = self._facts(model, settings)
         self._draws = DrawsAhead(self.facts.participation, self.participation_key)
-
-    def _bound(self, linear: LinearModel, checked: Sequence[CheckedClient], settings: SimulationSettings) -> None:
-        """Set the smoothness of each client's loss, and the bound on the rounding error of a round."""
-        self.sizes = ClientSizes.of(checked, linear.objective, self.training)
-        self.clients = tuple(
-            replace(client, smoothness=smoothness, curvature=self.training.weight_decay)
-            for client, smoothness in zip(self.clients, self.sizes.smoothness.tolist(), strict=True)
-        )
-        self._rounding = proven_allowance(linear, self.training, self.sizes, settings.dtype)
 
     def _facts(self, model: Model, settings: SimulationSettings) -> TrainingFacts:
         """Return the facts that certificates of this training depend on."""

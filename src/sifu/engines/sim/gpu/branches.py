@@ -75,6 +75,7 @@ class Branches:
         room = self._evaluated.new_zeros((3, count, -(-size // ALIGNMENT) * ALIGNMENT))
         self._models, self._gradients, self._velocities = room[:, :, :size].unbind()
         self._models.copy_(self._evaluated)
+        self._rates = self._evaluated.new_ones((count, 1))
         self._modules = [_viewing(pristine, row) for row in self._models]
         self._scorers = [_viewing(pristine, self._evaluated) for _ in range(count)]
         on_gpu = self._device.type == "cuda"
@@ -87,11 +88,12 @@ class Branches:
         self._losses = torch.zeros(count, dtype=torch.float64, device=self._device)
         self._evaluate: Callable[[], None] | None = None
 
-    def train(self, starts: Sequence[Tensor], rows: Tensor, shares: Tensor, into: Tensor) -> None:
+    def train(self, starts: Sequence[Tensor], rates: Tensor, rows: Tensor, shares: Tensor, into: Tensor) -> None:
         """Train participants and write their models into `into` (participants, size).
 
         Args:
             starts: The model that each participant starts from.
+            rates: Step of each participant.
             rows: Rows of each step's batch (participants, steps, batch).
             shares: Weight of each row in the mean loss of its batch, 0 for rows that fill the batch.
             into: Output.
@@ -103,6 +105,7 @@ class Branches:
             some = slice(first, min(first + count, len(starts)))
             here = some.stop - first
             torch.stack(list(starts[some]), out=self._models[:here])
+            self._rates[:here, 0] = rates[some]
             self._velocities.zero_()
             for part, (work, own_rows, own_shares) in zip(parts, works, strict=True):
                 own_rows[:here] = rows[some, part]
@@ -150,7 +153,11 @@ class Branches:
         parts = torch.autograd.grad(scores, list(module.parameters()), residual)
         with torch.no_grad():
             torch.cat([part.reshape(-1) for part in parts], out=gradient)
-            self._training.descend_in_place(self._models[branch], gradient, self._velocities[branch], step=1)
+            if self._training.weight_decay:
+                gradient.add_(self._models[branch], alpha=self._training.weight_decay)
+            if self._training.momentum:
+                gradient = self._velocities[branch].mul_(self._training.momentum).add_(gradient)
+            self._models[branch].addcmul_(gradient, self._rates[branch], value=-1.0)
 
     def _score(self, branch: int) -> None:
         rows, real = self._rows[branch], self._real[branch]

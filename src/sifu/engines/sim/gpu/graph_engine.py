@@ -216,7 +216,7 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         for row, weight in zip(local, weights.tolist(), strict=True):
             mean.add_(row, alpha=weight)
         shift = mean - exact
-        model = (exact + self.facts.server_rate * shift).to(start.dtype)
+        model = (exact + shift).to(start.dtype)
         away = [torch.linalg.vector_norm(part.to(torch.float64) - mean, dim=1) for part in torch.split(local, MEASURED)]
         ways = (shift, model.to(torch.float64) - origin, exact)
         return model, torch.cat([*away, torch.stack([torch.linalg.vector_norm(way) for way in ways])])
@@ -266,7 +266,8 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
             rows, shares = map(self._queue.upload, self._batches(position, clients[chosen], steps, width))
             whole = chosen.size == len(clients)
             into = local if whole else torch.empty_like(local[: chosen.size])
-            self._branches.train([starts[place] for place in chosen.tolist()], rows, shares, into)
+            rates = self._queue.upload(self._plan.rates[clients[chosen]])
+            self._branches.train([starts[place] for place in chosen.tolist()], rates, rows, shares, into)
             if not whole:
                 local[self._queue.upload(chosen)] = into
         return local
