@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from forged_runs import execute
-from run_tools import Command, copy_run, query, small_spec
+from run_tools import Command, copy_run, small_spec
 from sifu.cli.main import app
 
 pytestmark = pytest.mark.usefixtures("no_debugging")
@@ -45,18 +45,6 @@ def test_a_csv_field_over_the_limit(tmp_path: Path, cli: Command, place: str) ->
     lines = [f"who,{long},y", "a,1,2"] if place == "header" else ["who,x,y", f"a,{long},2"]
     (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
     check(cli("init", tmp_path / "s.toml", "--from", tmp_path / "t.csv", "--label", "y", "--client", "who"), 2)
-
-
-@pytest.mark.parametrize("step", ["\u00b2", "9" * 5000])
-def test_metrics_beside_a_step_that_is_no_number(own_trained: Path, tmp_path: Path, cli: Command, step: str) -> None:
-    (tmp_path / "metrics.csv").write_text(cli("metrics", own_trained).out.splitlines()[0] + "\n")
-    header, run = (
-        (tmp_path / "metrics.csv").read_text(),
-        query(own_trained, "SELECT value FROM run WHERE key = 'run'")[0][0],
-    )
-    row = ",".join({"run": run, "step": step}.get(name, "") for name in header.strip().split(","))
-    (tmp_path / "metrics.csv").write_text(f"{header}{row}\n")
-    check(cli("metrics", own_trained, "--out", tmp_path / "metrics.csv"), 2)
 
 
 DEEP = "[" * 60_000 + "]" * 60_000

@@ -238,16 +238,6 @@ def test_a_purge_of_an_unfinished_run_is_refused(kept: Path) -> None:
         sifu.open_run(kept).purge()
 
 
-def test_strict_retention_with_gram_matrices_is_refused_with_the_reason(tmp_path: Path) -> None:
-    run = sifu.train(small_spec(), run=tmp_path / "run")
-    with pytest.raises(InputError, match="Gram matrices"):
-        run.forget([F], retention="strict")
-    run.forget([F], "kept", sigma=0.5)
-    done = run.purge()
-    assert any("Gram matrices" in what for what, _ in done.remains)
-    assert run.verify().problems == []
-
-
 def test_files_are_private(kept: Path) -> None:
     sifu.open_run(kept).forget([F], "kept", sigma=0.5)
     fresh = sifu.train(SPEC, run=kept.parent / "fresh").folder

@@ -30,7 +30,6 @@ MEASURE = {
     "evaluate",
     "evaluate on training data",
     "forget",
-    "audit",
     "console /api/v1/runs/{run}",
 }
 """Outputs that contain an accuracy."""
@@ -105,7 +104,7 @@ def _ways_out(run: sifu.Run, folder: Path, command: Command) -> dict[str, bytes]
         "verify": ("verify", here, "--all"),
         "certificate": ("certificate", "show", here, "r1", "--public"),
         "auditor's certificate": ("certificate", "show", here, "r1", "--all"),
-        "evidence": ("evidence", here, "r1", "--output", out / "evidence.zip"),
+        "bundle": ("certificate", "show", here, "r1", "--bundle", out / "bundle.json"),
         "audit": ("audit", here, "--output", out / "audit", "--replays", "20"),
         "release": ("release", here),
     }
