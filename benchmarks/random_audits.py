@@ -163,7 +163,7 @@ def main() -> int:
     parser.add_argument("--releases", type=int, default=0, help="number of requests to file in journeys of releases")
     parser.add_argument("--seed", type=int, default=0, help="number of the first journey")
     parser.add_argument("--families", nargs="+", choices=[*dict.fromkeys(EVERY_FAMILY)], default=EVERY_FAMILY)
-    parser.add_argument("--small", action="store_true", help="two or three rounds per run, and no timestamps")
+    parser.add_argument("--small", action="store_true", help="two or three rounds per run")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after this many seconds")
     parser.add_argument("--log", type=Path, help="file of JSON lines to extend and continue")

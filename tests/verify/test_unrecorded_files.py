@@ -38,15 +38,13 @@ def kept(kept_run: Path, tmp_path: Path) -> Path:
 
 def killed_after(folder: Path, kind: str, change: Callable[[sifu.Run], Any]) -> None:
     """Execute a change, and stop right after an event of this kind is in the database, before any file is deleted."""
-    real = writer.write_head
 
-    def kill(place: Path, event: Any) -> None:
-        if event.kind == kind:
+    def kill(post: WitnessPost, reader: RunReader, seq: int) -> None:
+        if reader.events()[-1].kind == kind:
             raise Killed
-        real(place, event)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "write_head", kill)
+        patch.setattr(WitnessPost, "recorded", kill)  # called right after the commit
         with pytest.raises(Killed):
             change(sifu.open_run(folder))
 
