@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from forged_runs import execute, rebuild_chain, replace_certificate, resign_everything
-from run_tools import connect
+from run_tools import connect, query
 from sifu.api import verify_run
 from sifu.core.ledger import canonical_json
 from sifu.store.files import certificate_path
@@ -40,7 +40,8 @@ def test_a_smaller_drift_with_a_rebuilt_chain_no_longer_recomputes(own_run: Path
         "SELECT subject, clients, source_node FROM subjects JOIN requests USING (request) WHERE request = 'strictly'",
     )
     client = json.loads(clients)[0]
-    where = f"client = {client} AND node = (SELECT MAX(node) FROM participation WHERE client = {client} AND node <= {source})"
+    last = f"SELECT MAX(node) FROM participation WHERE client = {client} AND node <= {source}"
+    where = f"client = {client} AND node = ({last})"
     execute(own_run, f"UPDATE participation SET drift = drift * {factor} WHERE {where}")
     rebuild_chain(own_run)
     text = problems(own_run)

@@ -15,6 +15,8 @@ import sifu_verifier
 from run_tools import Command, copy_run, query, small_spec
 from sifu.api import verify_run
 from sifu.store import writer
+from sifu.store.kept_heads import WitnessPost
+from sifu.store.reader import RunReader
 from sifu.store.writer import SCRUB_FILE, RunWriter
 
 FORGOTTEN = "client-003"
