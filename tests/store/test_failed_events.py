@@ -66,7 +66,7 @@ def test_an_event_that_fails_takes_away_its_own_files_alone(
             if not committing:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        monkeypatch.setattr(writing, "announce_head", fails)
+        monkeypatch.setattr(writing.Signer, "sign", fails)
         if committing:
             monkeypatch.setattr(writing, "transaction", never_committed)
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):

@@ -60,7 +60,7 @@ def an_endless_link(path: Path, victim: Path) -> None:
 
 PLACES = [
     "models/8.safetensors", "models/.tmp-9.safetensors", "models/99.safetensors", "updates/1.0.0.safetensors",
-    "certificates/x.json", "head", ".tmp-head", "standing.json", "lock", "scrub", "operator.key", "run.db-wal",
+    "certificates/x.json", ".tmp-head", "standing.json", "lock", "scrub", "operator.key", "run.db-wal",
     "report", "inbox",
 ]  # fmt: skip
 
