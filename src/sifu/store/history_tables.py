@@ -13,7 +13,7 @@ import numpy as np
 
 from sifu.core.ledger import canonical_json
 from sifu.errors import RunDamagedError
-from sifu.store.database import UNUSABLE, Memory, RunConnection
+from sifu.store.database import UNUSABLE, RunConnection
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.facts import ClientProfile
 from sifu.theory.history import NodeKind, PathNode
@@ -129,14 +129,10 @@ def _in_turn() -> Iterator[None]:
 
 
 class HistoryReader(RunConnection):
-    """Reader of all nodes and participations. It caches rows, because only a purge changes existing rows."""
+    """Reader of all nodes and participations. It caches rows, because no event changes existing rows."""
 
     _path: tuple[list[PathNode], dict[int, int]] = ([], {})
     """The path that was followed last, and the depth of each of its nodes."""
-
-    def reread(self) -> None:
-        """Clear the cache after a purge, which is the only operation that changes rows."""
-        self.memory, self._path = Memory(), ([], {})
 
     @property
     def tip(self) -> int:
