@@ -26,10 +26,6 @@ class NoSpaceError(InputError):
     """Error for a full disk or quota; the operation was not done, although its input is valid."""
 
 
-class MissingPackageError(InputError):
-    """Error for an optional package that is needed but not installed."""
-
-
 class UnusableSamplesError(InputError):
     """Error for samples that a feature map cannot process: of a wrong shape, not finite, or too large."""
 

@@ -26,7 +26,6 @@ def test_every_error_has_an_exit_code() -> None:
         "SifuError": 1,
         "InputError": 2,
         "NoSpaceError": 2,
-        "MissingPackageError": 2,
         "UnusableSamplesError": 2,
         "RoundRejectedError": 2,
         "IdInUseError": 2,

@@ -49,7 +49,6 @@ class Audit:
     """True cost of the released edges for one subject."""
 
     subject: Subject
-    true_cost: float = 0.0
     true_costs: list[float] = field(default_factory=list)
     charges: list[float] = field(default_factory=list)
     edges: list[int] = field(default_factory=list)

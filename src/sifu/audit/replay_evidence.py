@@ -59,7 +59,6 @@ class NodeDistance:
     node: int
     distance: float
     psi: float
-    on_history: bool
 
 
 @dataclass(frozen=True)
@@ -233,7 +232,6 @@ def noise_drawn(node: PathNode, noise: Floats) -> NoiseDrawn:
 
 def distance_rows(reader: RunReader, watched: Sequence[Watched], evidence: Evidence) -> dict[int, list[NodeDistance]]:
     """Return the true distance and Psi at every node that could be replayed, by subject."""
-    history = {node.node for node in reader.path()}
     psi = recorded_psi(reader)
     view = RunView(reader)
     for subject in watched:
@@ -244,7 +242,7 @@ def distance_rows(reader: RunReader, watched: Sequence[Watched], evidence: Evide
     rows: dict[int, list[NodeDistance]] = {subject.subject: [] for subject in watched}
     for (number, node), distance in evidence.distances.items():
         if (number, node) in psi:
-            rows[number].append(NodeDistance(node, distance, psi[number, node], node in history))
+            rows[number].append(NodeDistance(node, distance, psi[number, node]))
     return rows
 
 

@@ -196,21 +196,13 @@ class HeldOutRows:
         return HeldOutRows(self.x[chosen], self.y[chosen], self.clients[chosen])
 
 
-def held_out_from_spec(spec: Spec, *, dataset: Any = None) -> tuple[Any, Any] | None:
-    """Return the test samples (x, y) of a spec's data set as model inputs, or None if there are none.
-
-    No client trains on them.
+def held_out_rows_from_spec(spec: Spec, *, dataset: Any = None) -> HeldOutRows | None:
+    """Return the test rows of a spec's data set as model inputs, or None if there are none; no client trains on them.
 
     Args:
         spec: Spec of the run.
         dataset: The spec's data set, if it is already loaded.
     """
-    rows = held_out_rows_from_spec(spec, dataset=dataset)
-    return None if rows is None else (rows.x, rows.y)
-
-
-def held_out_rows_from_spec(spec: Spec, *, dataset: Any = None) -> HeldOutRows | None:
-    """Return the test rows with the client of each. The arguments are those of `held_out_from_spec`."""
     data = spec.data
     if data.name in WITHOUT_FILES:
         return None

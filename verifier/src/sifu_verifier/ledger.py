@@ -140,7 +140,7 @@ def check_ledger(run: RunFolder) -> None:
         take_rejoining(run, event, payload)
         take_release(run, event, payload, moment["tip"])
         if event["kind"] in STEPS:
-            take_step(run, event, payload, name["request"] if isinstance(name, dict) else name)
+            take_step(run, event, name["request"] if isinstance(name, dict) else name)
         if "rows" in payload:
             rows = payload["rows"]
             run.agree(f"{at}: first node", rows["first"], next_node)

@@ -17,7 +17,7 @@ STEPS = {"request received": 1, "request verified": 2, "request planned": 3, "ro
          "request refused": 6, "request withdrawn": 6}  # fmt: skip
 
 
-def take_step(run: RunFolder, event: Row, payload: Row, request: str) -> None:
+def take_step(run: RunFolder, event: Row, request: str) -> None:
     """Check the order of a request's steps: a refusal or withdrawal precedes its execution (section 6)."""
     before, new = run.steps.get(request, 0), STEPS[event["kind"]]
     good = {

@@ -127,10 +127,6 @@ class HeadScorer(Scorer):
             return float("nan")
         return float(np.mean(self.predictions(vector, samples.x) == np.asarray(samples.y)))
 
-    def confidences(self, vector: Vector, samples: Samples) -> Floats:
-        """Return minus the loss: a ridge head has no probabilities."""
-        return -self.losses(vector, samples)
-
     def predictions(self, vector: Vector, x: Array) -> Integers:
         """Return the predicted class of each sample."""
         return np.asarray(self._engine.targets.decode(self.outputs(vector, x)))
