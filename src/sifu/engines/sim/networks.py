@@ -80,12 +80,11 @@ class KeyedDropout(_DropoutNd):
 
 @dataclass(frozen=True)
 class Convolution:
-    """3x3 convolution of stride 1, followed by ReLU if `relu` and by 2x2 max pooling if `pool`."""
+    """3x3 convolution of stride 1, followed by ReLU and, if `pool`, by 2x2 max pooling."""
 
     channels_out: int
     padding: int = 0
     pool: bool = True
-    relu: bool = True
 
 
 class Layer(ABC):
@@ -123,7 +122,6 @@ class ConvLayer(Layer):
     padding: int
     pool: bool
     weight_at: int
-    relu: bool = True
 
     @property
     def height(self) -> int:
@@ -266,9 +264,7 @@ class ConvNetModule(nn.Module):
         """Return the class scores of a batch of images."""
         values = images.unsqueeze(1) if images.dim() == 3 else images
         for number, convolution in enumerate(self._network.convolution_layers, 1):
-            values = self.get_submodule(f"conv{number}")(values)
-            if convolution.relu:
-                values = functional.relu(values)
+            values = functional.relu(self.get_submodule(f"conv{number}")(values))
             if convolution.pool:
                 values = functional.max_pool2d(values, 2)
         values = torch.flatten(values, 1)
