@@ -27,12 +27,14 @@ import sifu
 import sifu.methods.base as noised
 from sifu.api.run import Run
 from sifu.core.engine import Engine
-from sifu.core.round import NormalSource
+from sifu.core.layout import Vector
 from sifu.data import ClientData
 from sifu.engines.sim import LinearModel
 from sifu.errors import InputError, SifuError
+from sifu.planning.plan import Plan
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.run.given import as_model
+from sifu.run.run_view import RunView
 from sifu.store.given_approvals import NEEDED
 from sifu.store.kept_heads import WITNESSES
 
@@ -55,10 +57,11 @@ def normals_of(seed: int, order: int) -> np.random.Generator:
 def replayable_noise(seed: int) -> Iterator[None]:
     """Replace noise by noise that can be drawn again, in runs that are otherwise treated as certified ones."""
 
-    def of_request(source: str, run_seed: int, order: int) -> NormalSource:
-        return normals_of(seed, order)
+    def noised_model(view: RunView, plan: Plan, model: Vector) -> Vector:
+        normals = normals_of(seed, plan.order)
+        return noised.add_noise(model, plan.noise_std, normals) if plan.noise_std else model
 
-    with mock.patch.object(noised, "noise_source", of_request):
+    with mock.patch.object(noised, "noised_model", noised_model):
         yield
 
 
