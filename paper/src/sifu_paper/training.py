@@ -1,6 +1,6 @@
 """One round of FedAvg, by sifu's embedded engine where it does what an experiment needs, else by a plain loop.
 
-The engine trains linear models. The plain loop also knows what sifu leaves out: the paper's networks, clipped local
+The engine trains softmax regression. The plain loop also does what sifu leaves out: the paper's networks, clipped local
 gradients as in the authors' code, clipped and noised updates (DP), and updates that are handed out (FedEraser).
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +22,8 @@ from sifu.core.engine import Position
 from sifu.data import ClientData
 from sifu.engines.sim import SimulatedFederation, SimulationSettings
 from sifu.engines.sim.local_training import LocalTraining
-from sifu.engines.sim.models import LinearModel
+from sifu.engines.sim.models import ModuleModel
+from sifu.engines.sim.networks import LinearScores
 from sifu.errors import RoundRejectedError
 from sifu.theory.participation import Participation, base_key, place_key
 from sifu_paper.draws import keyed
@@ -90,7 +92,7 @@ def trainer_for(
 
 
 class EmbeddedTrainer:
-    """Rounds by sifu's embedded engine, of a linear model on whole batches."""
+    """Rounds by sifu's embedded engine, of softmax regression on whole batches."""
 
     def __init__(self, federation: Federation, settings: Settings, seed: int) -> None:
         self.federation = federation
@@ -98,7 +100,8 @@ class EmbeddedTrainer:
             ClientData(f"client-{number:03}", x, y)
             for number, (x, y) in enumerate(zip(federation.x, federation.y, strict=True))
         ]
-        model = LinearModel("softmax", federation.network.shape[0], federation.network.classes, init="random")
+        # A module, because the engine takes its own safe steps with a linear model, and the paper's rates are larger.
+        model = ModuleModel(partial(LinearScores, federation.network.shape[0], federation.network.classes))
         training = LocalTraining(settings.rate, settings.steps, momentum=settings.momentum)
         self._engine = SimulatedFederation(clients, model, training, SimulationSettings(dtype="float32", seed=seed))
 
