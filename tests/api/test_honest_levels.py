@@ -54,20 +54,6 @@ def test_a_shape_counted_from_labels_is_not_exact(tmp_path: Path) -> None:
         sifu.train(fixed | {"model": {"outputs": 2}}, run=tmp_path / "c", clients=arrays(rare=True))
 
 
-def test_a_rate_that_the_forgotten_client_decides_is_not_exact_unless_it_is_recomputed(tmp_path: Path) -> None:
-    run = sifu.train(small_spec(), run=tmp_path / "auto")
-    betas = {client.name: client.smoothness for client in run.engine().clients}
-    decides, other = max(betas, key=betas.get), min(betas, key=betas.get)
-    assert run.plan([other], method="scratch").level == "exact"
-    assert run.plan([decides], method="scratch").level == "exact"
-    assert run.plan([decides], sigma=1.0).level == "conditional"
-    copied = run.spec.local.rate * 0.999999  # nearly the automatic rate, as copied by hand from a plan
-    by_hand = sifu.train(small_spec(local={"steps": 3, "rate": copied}), run=tmp_path / "by-hand")
-    assert by_hand.plan([decides], method="scratch").level == "conditional"
-    smaller = sifu.train(small_spec(local={"steps": 3, "rate": copied / 2}), run=tmp_path / "smaller")
-    assert smaller.plan([decides], method="scratch").level == "exact"
-
-
 def test_a_delta_that_noise_cannot_deliver_is_refused(own_trained: Path) -> None:
     with pytest.raises(InputError, match="at least 1e-10"):
         sifu.open_run(own_trained).plan(["client-003"], delta=1e-25)
@@ -105,7 +91,7 @@ def test_a_refused_request_does_not_hold_up_the_others(tmp_path: Path) -> None:
     from sifu.errors import NotCertifiableError
 
     run = sifu.train(small_spec(), run=tmp_path / "run")
-    run.request(["client-003"], "weak", sigma=2.0)
+    run.request(["client-003"], "weak", sigma=2.0, method="sifu", level="exact")
     run.request(["client-004"], "fine", sigma=2.0)
     with pytest.raises(NotCertifiableError, match="request weak"):
         run.forget()

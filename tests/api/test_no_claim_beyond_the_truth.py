@@ -89,11 +89,11 @@ def test_whoever_was_asked_and_refused_is_not_untouched(tmp_path: Path, rule: An
     """
     spec = Spec.from_mapping(small_spec(server={"rejected": rule, "participation": "poisson(0.5)"}))
     clients = clients_from_spec(spec)
-    honest, resolved = engine_from_spec(spec, clients)
+    honest, _ = engine_from_spec(spec, clients)
     engine = Refused(
         clients,
         honest.model,  # type: ignore[attr-defined]
-        LocalTraining(float(resolved.local.rate), 3),
+        LocalTraining(math.inf, 3),
         SimulationSettings(
             participation=honest.facts.participation, preprocessing=FIXED_CONSTANTS, replies=ReplyRules(rule)
         ),
@@ -125,7 +125,7 @@ def test_a_fixed_number_of_clients_is_not_exact_on_the_path(tmp_path: Path) -> N
     run = sifu.train(small_spec(server={"participation": "fixed(2)"}, stop={"max_rounds": 2}), run=tmp_path / "run")
     present = set(run.reader().everyone().clients.tolist())
     idle = [f"client-{k:03d}" for k in range(12) if k not in present]
-    (outcome,) = run.forget(idle[:1], method="sifu", max_rounds=1)
+    (outcome,) = run.forget(idle[:1], method="sifu", sigma=1.0, max_rounds=1)
     assert outcome.level == "conditional"
     (outcome,) = run.forget(idle[1:2], method="scratch", max_rounds=1)
     assert outcome.level == "exact"
@@ -246,27 +246,6 @@ def test_two_copies_of_a_run_cannot_both_prove_on_one_budget(own_trained: Path, 
     assert "record" in {premise["name"] for premise in again.certificate("third").body["premises"]}
     assert again.verify().problems == []
     assert verify(tmp_path / "back") == []
-
-
-# -- 7: rates derived from the data ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["softmax", "least_squares"])
-def test_a_rate_copied_from_auto_is_not_given(tmp_path: Path, kind: str) -> None:
-    base = small_spec(model={"kind": kind})
-    run = sifu.train(base, run=tmp_path / "auto")
-    betas = {client.name: client.smoothness or 0.0 for client in run.engine().clients}
-    decides = max(betas, key=betas.__getitem__)
-    rate = run.spec.local.rate
-    assert isinstance(rate, float)
-    three_digits = float(f"{rate:.3g}")
-    copied = sifu.train(small_spec(model={"kind": kind}, local={"rate": three_digits}), run=tmp_path / "copied")
-    assert copied.plan([decides], method="scratch").level == "conditional"
-    for near in (rate / 2, 0.95 * rate, float(f"{rate:.1g}"), 0.137 * rate):  # nothing shows how such a rate was found
-        given = sifu.train(small_spec(model={"kind": kind}, local={"rate": near}), run=tmp_path / f"{near}")
-        said = {premise.name: premise.status for premise in given.plan([decides], method="scratch").premises}
-        assert said["hyper-parameters"] in ("trusted", "assumed")
-    assert verify(tmp_path / "copied") == []
 
 
 # -- 8 and 9: noise that depends on the forgotten clients; spent budgets -----------------------------------------------

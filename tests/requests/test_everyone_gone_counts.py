@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import sifu
@@ -27,24 +26,6 @@ def body_of(run: sifu.Run, request: str, form: str = "auditor") -> dict[str, Any
 
 def status_of(body: dict[str, Any], name: str) -> str:
     return next((premise["status"] for premise in body["premises"] if premise["name"] == name), "met")
-
-
-def steep(seed: int) -> dict[str, Any]:
-    """Return clients of whom two share the steepest loss, so that both determine the automatic rate."""
-    generator = np.random.default_rng(seed)
-    clients = {f"c{number}": (generator.normal(size=(6, 3)), generator.integers(0, 2, 6)) for number in range(6)}
-    x, y = clients["c0"]
-    return clients | {"c0": (3.0 * x, y), "c1": (3.0 * x, y)}
-
-
-def test_an_automatic_rate_of_two_who_left_is_no_rate_of_those_who_stay(tmp_path: Path) -> None:
-    spec = {"data": {"preprocessing": "fixed", "classes": "0,1"}, "stop": {"target": 0.0, "max_rounds": 4}}
-    run = sifu.train(spec, run=tmp_path / "run", clients=steep(1))
-    first, second, third = (run.forget([name], method="sifu", sigma=3.0)[0] for name in ("c0", "c1", "c2"))
-    found = [status_of(body_of(run, outcome.request), "hyper-parameters") for outcome in (first, second, third)]
-    assert found == ["met", "assumed", "assumed"]
-    assert run.verify().problems == []
-    assert verify(Path(run.folder)) == []
 
 
 NETWORK: dict[str, Any] = SMALL | {

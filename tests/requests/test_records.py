@@ -18,7 +18,7 @@ from run_tools import Command, query, state
 from sifu.core.certificate_words import words_of
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.data import ClientData
-from sifu.errors import InputError, NotCertifiableError
+from sifu.errors import InputError
 from sifu.requests.worker import Worker
 from sifu.store.reader import RunReader
 from sifu.store.statistics_files import read_statistics
@@ -309,46 +309,3 @@ def test_on_the_command_line(tmp_path: Path, cli: Command) -> None:
 
 
 AUTO = ROUNDS | {"local": {"rate": "auto", "steps": 2}}
-
-
-def steep_clients() -> list[ClientData]:
-    """Return clients of which c1 has one long sample; without its other samples its loss is the steepest."""
-    clients = table_clients(5)
-    x = clients[1].x.copy()
-    x[0] *= 4.0
-    return [clients[0], ClientData("c1", x, clients[1].y), *clients[2:]]
-
-
-def test_records_that_would_end_the_bound_on_rounding_are_refused_before_anything_is_lost(tmp_path: Path) -> None:
-    """`auto` uses the largest rate for the current clients; records whose removal makes a loss steeper are refused."""
-    clients = steep_clients()
-    run = sifu.train(AUTO, run=tmp_path / "run", clients=clients)
-    before = state(tmp_path / "run")
-    for ask in (run.plan, run.forget):
-        with pytest.raises(NotCertifiableError, match=r"c1 has a steeper loss.*nothing was changed.*of at most 0\.\d"):
-            ask(["c1"], records=[1, 2, 3], method="scratch")  # type: ignore[operator]
-    assert state(tmp_path / "run") == before
-    # A waiting request can be withdrawn and does not block others.
-    waiting = run.request(["c1"], records=[1, 2, 3], method="scratch")
-    again = sifu.open_run(tmp_path / "run", clients=clients)
-    with pytest.raises(NotCertifiableError, match="steeper"):
-        again.forget(request=waiting)
-    (outcome,) = again.forget(["c2"], records=[0], method="scratch")
-    assert outcome.records == 1
-    assert again.decide(waiting, "withdrawn") == "recorded"
-    # The long sample and the whole client can be forgotten.
-    again.forget(["c1"], records=[0], method="scratch")
-    again.forget(["c1"], method="scratch")
-    assert fine(again)
-
-
-def test_the_rate_that_the_refusal_names_is_small_enough(tmp_path: Path) -> None:
-    clients = steep_clients()
-    run = sifu.train(AUTO, run=tmp_path / "auto", clients=clients)
-    with pytest.raises(NotCertifiableError) as refusal:
-        run.forget(["c1"], records=[1, 2, 3], method="scratch")
-    rate = float(str(refusal.value).rpartition(" ")[2])
-    given = sifu.train(ROUNDS | {"local": {"rate": rate, "steps": 2}}, run=tmp_path / "given", clients=clients)
-    (outcome,) = given.forget(["c1"], records=[1, 2, 3], method="scratch")
-    assert outcome.records == 3
-    assert fine(given)

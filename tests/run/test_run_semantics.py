@@ -289,20 +289,6 @@ def test_every_kind_of_training_forgets_and_verifies(tmp_path: Path, name: str) 
         assert late == [(0,)]
 
 
-def test_the_client_that_decided_the_rate_is_conditional_unless_training_begins_afresh(own_trained: Path) -> None:
-    """With local.rate = "auto" the least smooth client sets the rate; certificates of the others keep their level."""
-    run = sifu.open_run(own_trained)
-    smoothness = dict(query(own_trained, "SELECT name, smoothness FROM clients"))
-    decides = max(smoothness, key=smoothness.__getitem__)
-    others = sorted(set(smoothness) - {decides})
-    assert run.plan([decides], sigma=0.2).level == "conditional"
-    assert run.plan([decides], method="scratch").level == "exact"
-    assert run.plan(others[:2], sigma=0.2).level == "proven"
-    assert run.plan(others[:2], method="scratch").level == "exact"
-    run.forget([decides], sigma=0.2)
-    assert run.verify().problems == []
-
-
 def test_strong_convexity_lets_psi_fall_without_the_client(tmp_path: Path) -> None:
     """With L < 1 a client's Psi falls in rounds without it."""
     spec = small_spec(
