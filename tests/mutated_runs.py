@@ -1,6 +1,6 @@
 """Small runs of every kind for an adversary to change, and all changes tried on them.
 
-Together they fill every table: sampling, momentum, stored updates, new keys, restored backups, Gram matrices, refused
+Together they fill every table: sampling, momentum, new keys, restored backups, Gram matrices, refused
 replies, scaled merges, rebuilt groups, statistics of closed-form heads, clients that join, forgotten records of clients
 that stay, approvals, messages, incidents, requests filed without the key, a witness, and masked rounds if Flower is
 installed. The changes are enumerated from the folder itself, so that a new column, field or file is tried
@@ -53,7 +53,7 @@ TINY: dict[str, Any] = {
 
 
 def sampled(folder: Path) -> Path:
-    """Make a run with sampling, momentum, decay, stored updates, a new key, a withdrawn request, a restored backup."""
+    """Make a run with sampling, momentum, decay, a new key, a withdrawn request, a restored backup."""
     spec = small_spec(**TINY | {"local": {"steps": 2, "rate": 0.01, "momentum": 0.5, "weight_decay": 0.01}},
                       server={"participation": "poisson(0.7)"})  # fmt: skip
     run = sifu.train(spec, run=folder)

@@ -22,7 +22,6 @@ import typer.main
 
 import sifu
 from sifu.store.files import SALT_BYTES
-from sifu.store.statistics_files import SALTS
 
 SMALL: dict[str, Any] = {
     "data": {"clients": 12, "samples_per_client": 10},
@@ -124,7 +123,7 @@ def files_of(folder: Path) -> dict[str, str]:
     """Return digests of the model, update, statistics and certificate files, temporary files included."""
     paths = [
         path
-        for name in ("models", "updates", "statistics", "certificates")
+        for name in ("models", "statistics", "certificates")
         for path in (folder / name).rglob("*")
         if path.is_file()
     ]
@@ -138,7 +137,7 @@ def numbers_of(folder: Path) -> dict[str, str]:
     """Return digests of these files without their salts, which differ between runs; without certificates and key."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(_without_salts(path)).hexdigest()
-        for name in ("models", "updates", "statistics")
+        for name in ("models", "statistics")
         for path in (folder / name).rglob("*")
         if path.is_file()
     }
@@ -151,8 +150,7 @@ def _without_salts(path: Path) -> bytes:
         stored = safetensors.numpy.load_file(path)
     except safetensors.SafetensorError:  # a power loss left a partial file that nothing refers to
         return path.read_bytes()
-    tensors = {name: tensor for name, tensor in stored.items() if name != SALTS}
-    return safetensors.numpy.save(tensors)
+    return safetensors.numpy.save(stored)
 
 
 def state(folder: Path) -> tuple[Any, Any]:
@@ -177,7 +175,6 @@ def scalars(folder: Path) -> dict[str, Any]:
         "evaluations": query(folder, "SELECT * FROM evaluations ORDER BY node, subset"),
         "models": query(folder, "SELECT node, kept, bytes, psi_max FROM models ORDER BY node"),
         "numbers": numbers_of(folder),
-        "updates": query(folder, "SELECT file, node, part, bytes FROM updates ORDER BY file"),
         "statistics": query(folder, "SELECT file, node, clients, samples, bytes FROM statistics ORDER BY file"),
         "requests": query(
             folder,

@@ -222,7 +222,7 @@ def test_a_purge_that_erased_too_little_is_caught(kept: Path, monkeypatch: pytes
 
     def lazy(*arguments: Any) -> Any:
         purge = honest(*arguments)
-        return erasure.ToPurge(purge.models[1:], purge.updates)
+        return purge[1:]
 
     with monkeypatch.context() as patch:
         patch.setattr(erasure, "to_purge", lazy)

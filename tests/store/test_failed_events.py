@@ -45,7 +45,6 @@ def test_an_event_that_fails_takes_away_its_own_files_alone(
         own = {stored_path(own_trained, "models", node), stored_path(own_trained, "statistics", statistics)}
         for kind, key in (
             ("models", node + 1),
-            ("updates", f"{node + 1}.1.0.safetensors"),
             ("statistics", f"{node + 1}.sum.statistics"),
         ):
             stored_path(own_trained, kind, key).write_bytes(b"of the next event")

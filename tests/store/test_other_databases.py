@@ -132,12 +132,12 @@ def test_a_run_whose_database_is_gone_is_never_trained_over(
     assert files_of(own_run) == before
 
 
-@pytest.mark.parametrize("left", ["operator.key", "models", "updates", "statistics", "run.db-wal"])
+@pytest.mark.parametrize("left", ["operator.key", "models", "statistics", "run.db-wal"])
 def test_whatever_is_left_of_a_run_is_not_advised_to_be_removed(tmp_path: Path, cli: Command, left: str) -> None:
     """One file that only a run has is enough to protect a folder; the rest may have been lost with the database."""
     folder = tmp_path / "run"
     folder.mkdir()
-    if left in ("models", "updates", "statistics"):
+    if left in ("models", "statistics"):
         (folder / left).mkdir()
         ending = "0.1.statistics" if left == "statistics" else "3.safetensors"
         (folder / left / ending).write_bytes(b"something")

@@ -59,7 +59,7 @@ def an_endless_link(path: Path, victim: Path) -> None:
 
 
 PLACES = [
-    "models/8.safetensors", "models/.tmp-9.safetensors", "models/99.safetensors", "updates/1.0.0.safetensors",
+    "models/8.safetensors", "models/.tmp-9.safetensors", "models/99.safetensors",
     "certificates/x.json", ".tmp-head", "standing.json", "lock", "scrub", "operator.key", "run.db-wal",
     "report", "inbox",
 ]  # fmt: skip
@@ -91,7 +91,7 @@ def test_what_is_not_a_regular_file_is_named_and_nothing_is_done(own_trained: Pa
     assert verify_run(own_trained).problems == []
 
 
-@pytest.mark.parametrize("name", ["models", "updates", "certificates"])
+@pytest.mark.parametrize("name", ["models", "statistics", "certificates"])
 def test_a_folder_of_ours_is_no_link(own_trained: Path, tmp_path: Path, name: str) -> None:
     """In a linked folder, files with sifu's names would be deleted and certificates written elsewhere."""
     elsewhere = (own_trained / name).rename(tmp_path / "elsewhere")

@@ -56,7 +56,7 @@ ADDED: dict[str, tuple[Callable[[Path], tuple[str, dict[str, Any]]], str]] = {
     ),
     "a phase": (lambda f: ("training done", {"run": {"phase": "training"}}), "sets the phase"),
     "an erasure of nothing": (lambda f: ("purged", {"dropped_models": [1], "subjects": []}), "erases [1]"),
-    "updates, in a decision": (lambda f: ("request withdrawn", {"request": "waits", "updates": []}), "changes updates"),
+    "models, in a decision": (lambda f: ("request withdrawn", {"request": "waits", "models": []}), "changes models"),
     "a client that joined without a row": (lambda f: ("client joined", {"client": "x"}), "says that there are 12"),
     "a reply refused in no round": (
         lambda f: ("incidents", {"rejections": []}),

@@ -56,9 +56,6 @@ def test_no_byte_of_it_tells_of_others_or_of_a_key(own_run: Path) -> None:
     forbidden["where the run lies"] = str(own_run).encode()
     for digest, nonce in query(own_run, "SELECT digest, nonce FROM models"):
         forbidden[f"digest {digest}"], forbidden[f"nonce {nonce}"] = digest.encode(), nonce.encode()
-    for file, digest, clients in query(own_run, "SELECT file, digest, clients FROM updates"):
-        forbidden[f"updates {file}"] = digest.encode()
-        forbidden |= {f"update {value}": value.encode() for value in json.loads(clients).values()}
     for request, content in query(own_run, "SELECT request, content FROM certificates WHERE form = 'auditor'"):
         forbidden[f"auditor's certificate of {request}"] = json.loads(content)["signature"].encode()
     for seq, nonce in query(own_run, "SELECT seq, nonce FROM events"):

@@ -152,7 +152,6 @@ def test_a_certificate_signed_by_another_key_is_caught(own_run: Path, tmp_path: 
         ("erased_nodes", []),
         ("remaining_nodes", []),
         ("rounds", 1),
-        ("keeps_updates", False),
     ],
 )
 def test_even_the_key_does_not_make_a_false_statement_recompute(own_run: Path, name: str, value: Any) -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 SAMPLE = 16
 """Number of mutations of each run in the fast suite."""
 EVERY_TABLE = "certificates charges clients evaluations events group_models merges models nodes"
-EVERY_TABLE += " participation rejections requests run statistics subjects updates"
+EVERY_TABLE += " participation rejections requests run statistics subjects"
 RARE_KINDS = {"evaluation", "client refused", "clients changed", "clients admitted"}
 """Events that none of the runs has (the last one only without Flower)."""
 

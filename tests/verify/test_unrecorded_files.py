@@ -91,7 +91,7 @@ def test_an_erased_model_that_came_back_is_no_leftover(kept: Path) -> None:
     (kept / name).write_bytes(stolen)
     assert any(name in problem and "erased" in problem for problem in verify_run(kept).problems)
     (kept / name).unlink()
-    for other in ("models/9999.safetensors", "models/.tmp-9999.safetensors", "updates/9999.0.0.safetensors"):
+    for other in ("models/9999.safetensors", "models/.tmp-9999.safetensors", "statistics/9999.sum.statistics"):
         (kept / other).write_bytes(stolen)
         assert any(other in problem and name in problem for problem in verify_run(kept).problems), other
         (kept / other).unlink()
@@ -170,13 +170,13 @@ def test_an_erasure_that_never_began_is_a_leftover(kept: Path) -> None:
 
 def test_files_of_an_event_that_was_never_recorded_are_noted(kept: Path) -> None:
     """Files of an event that was never recorded are noted; they once passed silently."""
-    for name in ("models/9999.safetensors", "models/.tmp-9998.safetensors", "updates/9999.0.0.safetensors"):
+    for name in ("models/9999.safetensors", "models/.tmp-9998.safetensors", "statistics/9999.sum.statistics"):
         (kept / name).write_bytes(b"half a model")
     verification = verify_run(kept)
     assert verification.problems == []
     assert len(verification.leftovers) == 3
     assert len(verification.notes) == 1
-    for name in ("models/007.safetensors", "models/notes.txt", "updates/1.0.7.safetensors"):
+    for name in ("models/007.safetensors", "models/notes.txt", "statistics/007.safetensors"):
         (kept / name).write_bytes(b"no file of ours")
         assert any(name in problem for problem in verify_run(kept).problems), name
         (kept / name).unlink()

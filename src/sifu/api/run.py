@@ -217,6 +217,6 @@ class Run(RequestCalls):
             return back_up(writer, Path(file))
 
     def purge(self) -> Purge:
-        """Permanently erase models and updates that forgotten clients still influence; return what remains and why."""
+        """Permanently erase models that forgotten clients still influence; return what remains and why."""
         with self._checked_writer() as writer:
             return purge(writer)

@@ -54,7 +54,6 @@ def back_up(writer: RunWriter, file: Path) -> str:
     content = {
         "backup": file.name,
         "held_models": sorted(writer.models()),
-        "held_updates": sorted(writer.updates()),
         "held_statistics": sorted(writer.statistics()),
     }
     writer.record(NewEvent(BACKED_UP, content))

@@ -181,7 +181,6 @@ class RunStatus:
     psi_status: Status
     clients: tuple[ClientStatus, ...]
     models: tuple[ModelStatus, ...]
-    updates: StoredFiles
     statistics: StoredFiles
     budgets: tuple[BudgetStatus, ...]
     inbox: tuple[InboxMessage, ...]
@@ -266,7 +265,7 @@ def status_of(view: RunView) -> RunStatus:
     noises = [view.path.nodes[depth].noise_std for depth, _ in view.path.noise_depths]
     last_noise = next((noise_std for noise_std in reversed(noises) if 0.0 < noise_std < math.inf), None)
     sigma = privacy.sigma if privacy.sigma != "auto" else last_noise
-    updates, statistics = reader.updates(), reader.statistics()
+    statistics = reader.statistics()
     measured = view.regularities.measured
     return RunStatus(
         run=str(reader.folder),
@@ -294,7 +293,6 @@ def status_of(view: RunView) -> RunStatus:
             ModelStatus(node, view.path.depth_of.get(node), row.kept, row.bytes)
             for node, row in reader.models().items()
         ),
-        updates=StoredFiles(len(updates), sum(row.bytes for row in updates.values())),
         statistics=StoredFiles(len(statistics), sum(row.bytes for row in statistics.values())),
         budgets=tuple(_budget_of(view, subject) for subject in view.earlier_subjects()),
         inbox=tuple(InboxMessage(message.kind, message.id, message.trouble) for message in messages(reader.folder)),

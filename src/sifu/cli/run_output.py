@@ -86,8 +86,6 @@ def _print_standing(run: Run, status: RunStatus) -> None:
             )
             + (f"; {empty} without members" if empty else "")
         )
-    if status.updates.files:
-        out.print(f"updates of clients stored for {status.updates.files} rounds, {byte_size(status.updates.bytes)}")
     if status.psi_star:
         out.print(
             f"Noise of standard deviation sigma = {number(status.sigma)} hides an influence of up to Psi* = "

@@ -72,10 +72,7 @@ def purge(run: RunArgument) -> Answer:
     done = sifu.Run(run).purge()
 
     def show() -> None:
-        out.print(
-            f"Erased {len(done.models)} models and {len(done.updates)} files of updates, {done.bytes / 1e6:.2f} MB; "
-            "the database was rewritten."
-        )
+        out.print(f"Erased {len(done.models)} models, {done.bytes / 1e6:.2f} MB; the database was rewritten.")
         left_behind = "left with the operator's key by an interrupted backup or restore"
         for copy in done.copies:
             out.print(f"Deleted {escape(copy)}, {left_behind}.")

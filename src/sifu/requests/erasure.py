@@ -1,4 +1,4 @@
-"""Purges, which erase models and updates that forgotten clients influenced."""
+"""Purges, which erase models that forgotten clients influenced."""
 
 from __future__ import annotations
 
@@ -14,20 +14,11 @@ from sifu.store.writer import SCRUB_FILE, RunWriter
 
 
 @dataclass(frozen=True)
-class ToPurge:
-    """Models and files of updates that a purge erases."""
-
-    models: tuple[int, ...]
-    updates: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Purge:
     """Result of a purge.
 
     Attributes:
         models: Nodes whose models were erased.
-        updates: Files of updates that were erased.
         bytes: Size of the erased files.
         complete: False if another process still reads erased content.
         remains: Information about forgotten clients that is still in the folder, each item with the reason.
@@ -35,40 +26,32 @@ class Purge:
     """
 
     models: tuple[int, ...]
-    updates: tuple[str, ...]
     bytes: int
     complete: bool
     remains: tuple[tuple[str, str], ...]
     copies: tuple[str, ...] = ()
 
 
-def to_purge(view: RunView, available: set[int], stored: dict[str, int], among: set[int] | None = None) -> ToPurge:
-    """Return the models and the files of updates that a purge erases.
+def to_purge(view: RunView, available: set[int], among: set[int] | None = None) -> tuple[int, ...]:
+    """Return the nodes of the models that a purge erases.
 
-    These are the models and files that a forgotten client influenced without noise to cover it (Psi > 0). The current
-    model is never erased, because it is released.
+    These are the models that a forgotten client influenced without noise to cover it (Psi > 0). The current model is
+    never erased, because it is released.
 
     Args:
         view: View of the run at the time of the purge.
         available: Nodes with a stored model.
-        stored: Node of each file of updates.
         among: Subjects to consider, by default all.
     """
     depth_of, nodes = view.path.depth_of, view.path.nodes
     forgotten = everyone_forgotten(view, among)
     # Models of groups are on no path; the request already erased the models of groups that held a forgotten client.
     on_path = [node for node in sorted(available) if node in depth_of]
-    models = [node for node in on_path if node != nodes[-1].node and influenced(forgotten, depth_of[node])]
-    updates = []
-    for file, node in sorted(stored.items()):
-        depth = depth_of[node]
-        if influenced(forgotten, depth - 1):
-            updates.append(file)
-    return ToPurge(tuple(models), tuple(updates))
+    return tuple(node for node in on_path if node != nodes[-1].node and influenced(forgotten, depth_of[node]))
 
 
 def purge(writer: RunWriter) -> Purge:
-    """Permanently erase models and updates that forgotten clients influenced without noise to cover it.
+    """Permanently erase models that forgotten clients influenced without noise to cover it.
 
     Raises:
         InputError: If the run is not ready.
@@ -76,11 +59,11 @@ def purge(writer: RunWriter) -> Purge:
     if writer.phase != "ready":
         raise InputError(f"the run is still {writer.phase}: finish it first, then purge")
     view = RunView(writer)
-    on_disk, stored = writer.models(), writer.updates()
-    gone = to_purge(view, set(on_disk), {file: row.node for file, row in stored.items()})
+    on_disk = writer.models()
+    gone = to_purge(view, set(on_disk))
     payload = {"subjects": [exposure.subject.subject for exposure in everyone_forgotten(view)]}
-    size = sum(on_disk[node].bytes for node in gone.models) + sum(stored[file].bytes for file in gone.updates)
-    event = NewEvent(PURGED, payload, dropped_models=gone.models, dropped_updates=gone.updates, for_good=True)
+    size = sum(on_disk[node].bytes for node in gone)
+    event = NewEvent(PURGED, payload, dropped_models=gone, for_good=True)
     writer.record(event)
     complete = not (writer.folder / SCRUB_FILE).exists()
-    return Purge(gone.models, gone.updates, size, complete, tuple(remains(writer)), writer.copies_removed)
+    return Purge(gone, size, complete, tuple(remains(writer)), writer.copies_removed)

@@ -56,7 +56,7 @@ def rest_of_a_run(folder: Path) -> bool:
         return False
     if any(os.path.lexists(folder / name) for name in ("operator.key", "scrub", f"{DATABASE}-wal")):
         return True
-    names = ("certificates/*.json", "models/*.safetensors", "updates/*.safetensors", "statistics/*.statistics")
+    names = ("certificates/*.json", "models/*.safetensors", "statistics/*.statistics")
     return any(any(folder.glob(name)) for name in names)
 
 

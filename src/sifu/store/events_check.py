@@ -75,7 +75,7 @@ KINDS: Mapping[str, AllowedChanges] = {
     "key rotated": AllowedChanges(("public_key",)),
     "backup made": AllowedChanges(),
     RESTORED: AllowedChanges(),
-    PURGED: AllowedChanges((), ("dropped_models", "dropped_updates")),
+    PURGED: AllowedChanges((), ("dropped_models",)),
     JOINED: AllowedChanges(("reported", "client_count", "clients_digest")),
     "client refused": AllowedChanges(("admitted",)),
     "clients admitted": AllowedChanges(("admitted", "reported")),
@@ -157,10 +157,6 @@ def _badly_named(event: Event, content: dict[str, Any]) -> Iterator[str]:
     """Yield a problem for each invalid id or file name, and for a completed request without its two certificates."""
     if event.kind == "request received" and not is_request_id(content["request"]["request"]):
         yield f"names the request {str(content['request']['request'])[:80]!r}, which is not a usable id"
-    for row in content.get("updates", []):
-        named = STORED["updates"].fullmatch(str(row["file"]))
-        if named is None or (int(named[1]), int(named[2])) != (row["node"], row["part"]):
-            yield f"names the file of updates {str(row['file'])[:80]!r}, which is not that of its node and part"
     for row in content.get("statistics", []):
         named = STORED["statistics"].fullmatch(str(row["file"]))
         if named is None or int(named[1]) != row["node"] or (named[2] != "sum" and [int(named[2])] != row["clients"]):
@@ -208,7 +204,7 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
         yield f"erases {(never or dropped)[:5]}, which did not exist or is named twice"
     past.erased.update(dropped)
     models = {int(row["node"]): str(row["digest"]) for row in content.get("models", [])}
-    written = {str(row["file"]) for what in ("updates", "statistics") for row in content.get(what, [])}
+    written = {str(row["file"]) for row in content.get("statistics", [])}
     back = sorted(map(str, (models.keys() | written) & past.erased))
     if back:
         yield f"records {', '.join(back[:5])} again, which had been erased"
@@ -222,8 +218,8 @@ def _misplaced(event: Event, content: dict[str, Any], before: ReplayedTables, pa
     ]
     if changed:
         yield f"records other models of nodes {changed[:5]} than there were"
-    if any((file,) in before.rows[what] for what in ("updates", "statistics") for file in written):
-        yield "records a file of updates or statistics twice"
+    if any((file,) in before.rows["statistics"] for file in written):
+        yield "records a file of statistics twice"
     if any(row["node"] != tip_after for row in content.get("statistics", [])):
         yield "records statistics that do not belong to its last node"
 

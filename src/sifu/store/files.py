@@ -117,7 +117,6 @@ def append_to(stream: BinaryIO, lines: bytes) -> None:
 
 STORED: dict[str, re.Pattern[str]] = {
     "models": re.compile(r"(\d+)\.safetensors"),
-    "updates": re.compile(r"(\d+)\.(\d+)\.(\d+)\.safetensors"),
     "statistics": re.compile(r"(\d+)\.(sum|\d+)(?:(?<!sum)\.rows)?\.statistics"),
 }
 """Kinds of files that tables name, with the pattern of their file names.

@@ -16,7 +16,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
 from sifu.store.files import STORED
 from sifu.store.history_tables import ParticipationRows, node_values
-from sifu.store.statistics_files import NewUpdates, StatisticsRow, UpdatesRow
+from sifu.store.statistics_files import StatisticsRow
 from sifu.theory.facts import ClientProfile
 from sifu.theory.history import PathNode
 
@@ -154,7 +154,6 @@ KEYS: dict[str, tuple[str, ...]] = {
     "run": ("key",),
     "evaluations": ("node", "subset"),
     "models": ("node",),
-    "updates": ("file",),
     "statistics": ("file",),
     "group_models": ("node",),
     "merges": ("node", "grp"),
@@ -166,7 +165,6 @@ KEYS: dict[str, tuple[str, ...]] = {
 """Primary keys of the tables that events write."""
 ROWS: dict[str, Any] = {
     "models": ModelRow,
-    "updates": UpdatesRow,
     "statistics": StatisticsRow,
     "group_models": GroupModelRow,
     "merges": MergeRow,
@@ -347,8 +345,6 @@ class NewEvent:
         rows: New rows of the large tables.
         models: Models to write.
         dropped_models: Nodes of the models to delete.
-        updates: Files of updates to write.
-        dropped_updates: Names of the files of updates to delete.
         statistics: Rows of statistics files that exist already (`store.statistics_files`).
         dropped_statistics: Names of the statistics files to delete.
         evaluations: New evaluations.
@@ -363,8 +359,6 @@ class NewEvent:
     rows: NewRows = field(default_factory=NewRows)
     models: Sequence[NewModel] = ()
     dropped_models: Sequence[int] = ()
-    updates: Sequence[NewUpdates] = ()
-    dropped_updates: Sequence[str] = ()
     statistics: Sequence[dict[str, Any]] = ()
     dropped_statistics: Sequence[str] = ()
     evaluations: Sequence[EvaluationRow] = ()
@@ -377,7 +371,6 @@ class NewEvent:
         """Return the payload with all fields that do not depend on the files to write."""
         parts = {
             "dropped_models": [int(node) for node in self.dropped_models],
-            "dropped_updates": list(self.dropped_updates),
             "statistics": list(self.statistics),
             "dropped_statistics": list(self.dropped_statistics),
             "evaluations": [asdict(row) for row in self.evaluations],
@@ -387,5 +380,4 @@ class NewEvent:
     def files(self) -> Iterator[tuple[str, int | str]]:
         """Yield the kind and key of each file that the event adds to the run; some files may already exist."""
         yield from (("models", model.node) for model in self.models)
-        yield from (("updates", updates.file) for updates in self.updates)
         yield from (("statistics", row["file"]) for row in self.statistics)

@@ -35,7 +35,7 @@ from sifu.store.projection import (
     SubjectRow,
     read_row,
 )
-from sifu.store.statistics_files import StatisticsRow, UpdatesRow
+from sifu.store.statistics_files import StatisticsRow
 from sifu.theory.facts import ClientProfile
 
 JOINED = "client joined"
@@ -142,16 +142,12 @@ class RunReader(HistoryReader):
         """Return the group models that each merged model was made from, ordered by node and group."""
         return self._rows("merges")
 
-    def updates(self) -> dict[str, UpdatesRow]:
-        """Return the existing files of clients' updates, by name."""
-        return {row.file: row for row in self._rows("updates", "node, part")}
-
     def statistics(self) -> dict[str, StatisticsRow]:
         """Return the existing files of clients' statistics, by name."""
         return {row.file: row for row in self._rows("statistics", "node, file")}
 
     def stored_files(self) -> set[Path]:
-        """Return the paths of the models, updates and statistics that the tables name."""
+        """Return the paths of the models and statistics that the tables name."""
         return {
             files.stored_path(self.folder, kind, key)
             for kind in files.STORED

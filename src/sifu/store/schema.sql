@@ -78,16 +78,6 @@ CREATE TABLE models (
     psi_max REAL    NOT NULL
 ) STRICT;
 
--- Clients' updates of kept rounds: one file per round; clients is a JSON object from client to tensor digest.
-CREATE TABLE updates (
-    file    TEXT PRIMARY KEY,
-    node    INTEGER NOT NULL,
-    part    INTEGER NOT NULL,
-    bytes   INTEGER NOT NULL,
-    digest  TEXT    NOT NULL,
-    clients TEXT    NOT NULL
-) STRICT, WITHOUT ROWID;
-
 -- Statistics of closed-form heads: files per client, and the sum from which the head is solved. clients is a
 -- JSON list.
 CREATE TABLE statistics (

@@ -1,6 +1,6 @@
 """Write access to a run: every state change is one event in one transaction, under one lock.
 
-Files of models and updates are written before the transaction that names them, and deleted after the transaction that
+Files of models are written before the transaction that names them, and deleted after the transaction that
 drops them. A process killed in between leaves a stray file, which the next opening removes. There is never a row
 without its file.
 """
@@ -211,8 +211,6 @@ class RunWriter(RunReader):
                 if new.joined_digest is not None:
                     client = int(payload["run"]["client_count"]) - 1
                     payload["sample_digest"] = add_salts(self.folder, {client: new.joined_digest})[client]
-                if new.updates:
-                    payload["updates"] = [updates.write(self.folder) for updates in new.updates]
                 event = self._record(new.kind, payload, new.rows, new.models, layout)
                 committing = True
         except Exception:
@@ -257,7 +255,7 @@ class RunWriter(RunReader):
         return {"client_count": str(len(clients)), "clients_digest": clients_digest(clients)}
 
     def _remove_strays(self) -> None:
-        """Delete temporary files of a crash, and models, updates, statistics and releases that no row names."""
+        """Delete temporary files of a crash, and models, statistics and releases that no row names."""
         named = self.stored_files()
         for kind, pattern in files.STORED.items():
             paths = sorted((self.folder / kind).glob("*"))

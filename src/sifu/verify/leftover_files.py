@@ -156,12 +156,8 @@ class _Record:
         return event.kind == "purged"
 
     def may_be_unrecorded(self, kind: str, path: Path) -> bool:
-        """Return whether an unrecorded event could have written this file: for a new node, or as rewritten updates."""
+        """Return whether an unrecorded event could have written this file: for a new node."""
         named = STORED[kind].fullmatch(path.name)
         if named is None or (kind == "models" and str(int(named[1])) != named[1]):
             return False
-        if kind == "updates":
-            node, part, order = map(int, named.groups())
-            if path.with_name(f"{node}.{part}.{order - 1}.safetensors") in self.live:
-                return True
         return int(named[1]) not in self._nodes

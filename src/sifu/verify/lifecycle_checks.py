@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sifu.requests.erasure import ToPurge, to_purge
+from sifu.requests.erasure import to_purge
 from sifu.requests.request_record import MAY_FOLLOW, request_of
 from sifu.run.run_view import RunView
 from sifu.store.given_approvals import APPROVED, RECEIVED, Approvals, LeavingClients, approvals_needed, filed_terms
@@ -74,14 +74,13 @@ def check_left_out(reader: RunReader) -> Iterator[str]:
 
 
 def check_purges(reader: RunReader) -> Iterator[str]:
-    """Yield a problem for each purge that did not erase the models and updates that the rule selects."""
+    """Yield a problem for each purge that did not erase the models that the rule selects."""
     for event, before in ReplayedLedger.of(reader).moments():
         if event.kind != PURGED:
             continue
         content, subjects = event.content, {row.subject for row in before.read("subjects")}
-        purged = ToPurge(tuple(content.get("dropped_models", [])), tuple(content.get("dropped_updates", [])))
-        stored = {row.file: row.node for row in before.read("updates")}
-        wanted = to_purge(RunView(reader, tip=before.tip), before.model_nodes, stored, subjects)
+        purged = tuple(content.get("dropped_models", []))
+        wanted = to_purge(RunView(reader, tip=before.tip), before.model_nodes, subjects)
         if purged != wanted:
             yield f"purge at event {event.seq}: it erased {purged}, the rule says {wanted}"
         if content["subjects"] != sorted(subjects):

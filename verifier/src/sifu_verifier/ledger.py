@@ -15,7 +15,7 @@ from sifu_verifier.signatures import check_signature, take_key
 
 REPLAYED = {"run": ["key"], "models": ["node"], "evaluations": ["node", "subset"], "requests": ["request"], "subjects":
             ["subject"], "charges": ["noise_node", "subject"],
-            "updates": ["file"], "statistics": ["file"], "rejections": ["branch", "round", "number"],
+            "statistics": ["file"], "rejections": ["branch", "round", "number"],
             "group_models": ["node"], "merges": ["node", "grp"]}  # fmt: skip
 
 
@@ -59,7 +59,6 @@ def check_ledger(run: RunFolder) -> None:
         moment = {"seq": event["seq"], "payload": payload, "models": {n: row for (n,), row in models.items()}}
         moment["tip"] = replayed["run"].get(("tip",), {}).get("value")
         moment["clients"] = int(replayed["run"].get(("client_count",), {"value": 0})["value"])
-        moment["updates"] = dict(replayed["updates"])
         moment["statistics"] = dict(replayed["statistics"])
         moment["requests"] = {n: with_terms(row) for (n,), row in replayed["requests"].items()}
         asking = [row for row in moment["requests"].values() if row["status"] not in ("refused", "withdrawn")]
@@ -120,11 +119,6 @@ def check_ledger(run: RunFolder) -> None:
         for table in ("evaluations", "rejections", "merges"):
             for row in payload.get(table, []):
                 put(table, row)
-        for file in payload.get("dropped_updates", []):
-            run.check(replayed["updates"].pop((file,), None), f"{at}: drops updates {file}, which are not there")
-        for row in payload.get("updates", []):
-            put("updates", row | {"clients": canonical(row["clients"])})
-            run.written.append(row)
         for file in payload.get("dropped_statistics", []):
             there = replayed["statistics"].pop((file,), None)
             run.check(there, f"{at}: drops statistics {file}, which are not there")

@@ -16,7 +16,7 @@ from sifu_verifier.tolerances import RELATIVE
 
 def erased_digests(run: RunFolder) -> set[str]:
     """Return the digests of all files that were recorded and erased, except initial models (section 5)."""
-    kinds = ("models", "updates", "statistics")
+    kinds = ("models", "statistics")
     payloads = [json.loads(event["payload"]) for event in run.tables["events"]]
     rows = [row for payload in payloads for kind in kinds for row in payload.get(kind, [])]
     kept = {row["digest"] for kind in kinds for row in run.tables[kind]}
@@ -29,7 +29,6 @@ def check_models(run: RunFolder) -> None:
     listed, vectors = {f"{row['node']}.safetensors": row for row in run.tables["models"]}, {}
     files = run.files_in("models")
     run.agree("files in models/", files, sorted(listed))
-    run.agree("files in updates/", run.files_in("updates"), [])
     expected = sorted(f"{name}.{form}.json" for name in run.done for form in ("auditor", "public"))
     run.agree("certificates/", run.files_in("certificates"), expected)
     run.agree("rows of certificates", len(run.tables["certificates"]), len(expected))

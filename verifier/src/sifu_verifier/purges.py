@@ -20,10 +20,4 @@ def check_purges(run: RunFolder) -> None:
                 covered = covered or (row["request_order"] >= order and noised)
                 held |= {n} if psi[n] > 0 and not covered else set()
         models = [n for n in sorted(moment["models"]) if n in held and n != active[-1]]
-        updates = []
-        for (file,), row in sorted(moment["updates"].items()):
-            node = run.nodes[row["node"]]
-            start = node["parent"]
-            updates += [file] if start in held else []
         run.agree(f"{at}: models purged", moment["payload"].get("dropped_models", []), models)
-        run.agree(f"{at}: updates purged", moment["payload"].get("dropped_updates", []), updates)

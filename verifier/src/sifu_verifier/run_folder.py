@@ -57,7 +57,6 @@ class RunFolder:
         self.keys: list[tuple[int, str]] = []  # the operator's keys, each after the number of the event that named it
         self.restored: list[Row] = []  # events 'restored', each with the state before it
         self.purges: list[Row] = []  # events 'purged', each with the state before it
-        self.written: list[Row] = []  # all files of updates ever recorded
         self.solves: dict[int, Row] = {}  # record of the solve of each solved node
         self.solvers: dict[int, tuple[int, set[str]]] = {}  # by solved node: number of clients, excluded clients
         self.groups = {
