@@ -276,13 +276,12 @@ def regression(tmp_path: Path, cli: Command) -> Path:
 
 def test_a_regression_is_told_by_its_error_and_never_by_an_accuracy(regression: Path, cli: Command) -> None:
     run = regression
-    said = [cli(*words).out for words in (("plan", run, "--client", "h1"), ("status", run))]
+    planned, said = cli("plan", run, "--client", "h1").out, [cli("status", run).out]
     forgotten = cli("forget", run, "--client", "h1")
     assert "on the same rows" in " ".join(forgotten.out.split())
     said += [forgotten.out, cli("status", run).out]
-    for text in said:
-        assert "accuracy" not in text.lower()
-        assert "mean squared error" in " ".join(text.lower().split())
+    assert all("accuracy" not in text.lower() for text in (planned, *said))
+    assert all("mean squared error" in " ".join(text.lower().split()) for text in said)
     # The noise has a variance of 100, and rounding down adds little.
     status = sifu.open_run(run).status()
     assert status.held_out is not None
@@ -314,7 +313,7 @@ def test_the_report_of_a_closed_form_run_has_no_rounds_and_counts_records_as_rec
     assert "Rounds run" not in facts
     assert "of class &#39;ill&#39;" in page
     drawn = {file.name for file in (trained / "report").iterdir()}
-    assert drawn == {"index.html"}
+    assert drawn == {"index.html", "history.csv"}
 
 
 def test_a_newcomer_may_have_its_columns_in_another_order(regression: Path, tmp_path: Path, cli: Command) -> None:
