@@ -45,7 +45,6 @@ from sifu.engines.sim import (
     Strategy,
 )
 from sifu.theory.participation import Participation
-from sifu.theory.regularity import local_regularity
 from sifu.theory.rollback import crosses_a_level, level_ladder
 from sifu.theory.tracking import SensitivityTracker, summarise_round
 
@@ -102,9 +101,7 @@ class Rounds:
         self.active = np.arange(len(federation.clients))
         self.active.flags.writeable = False  # as `stream_rounds` passes it
         self.model, self.done = federation.initial_model(0), 0
-        regularities = [local_regularity(client, federation.facts, 1.0) for client in federation.clients]
-        self.factors = np.array([regularity.factor for regularity in regularities])
-        self.averagedness = np.array([regularity.averagedness for regularity in regularities])
+        self.factors = np.ones(self.active.size)
         self.tracker, self.levels = SensitivityTracker(self.active.size), level_ladder(1e-4, 1e3, 1.25)
 
     def __call__(self) -> None:
@@ -119,8 +116,6 @@ class Rounds:
                 result.mean_shift,
                 result.rounding,
                 factors=self.factors[who],
-                averagedness=self.averagedness[who],
-                server_rate=1.0,
             )
             watched = who if scalars.absent_contraction == 1.0 else self.active
             before = self.tracker.total(watched)

@@ -60,7 +60,6 @@ class Problem:
             layout=self.layout,
             clients=self.clients,
             samples=self.samples,
-            facts=SimpleNamespace(server_rate=1.0),
             participation_key=1,
             left_out=(),
             least=1,

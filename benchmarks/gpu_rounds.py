@@ -65,13 +65,10 @@ def take(engine: Engine, rounds: int) -> None:
     clients, start = len(engine.clients), engine.initial_model(0)
     wanted = RoundsWanted(StopSpec(0.0, 0, rounds, 2**40), start.astype(np.float64))
     tracker, levels = SensitivityTracker(clients), np.geomspace(1e-4, 1e3, 73)
-    ones, none, previous = np.ones(clients), np.zeros(clients), lambda: start
+    ones, previous = np.ones(clients), lambda: start
     for done in stream_rounds(engine, start, Position(0, 0), np.arange(clients), wanted):
         who = done.participants
-        _, scalars = summarise_round(
-            who, done.samples, done.drifts, done.mean_shift, done.rounding,
-            factors=ones[who], averagedness=none[who], server_rate=1.0,
-        )  # fmt: skip
+        _, scalars = summarise_round(who, done.samples, done.drifts, done.mean_shift, done.rounding, factors=ones[who])
         before = tracker.total(who)
         tracker.update(scalars)
         if crosses_a_level(levels[::24], before, tracker.total(who)):

@@ -76,7 +76,6 @@ class Tracking:
         self._tracker = SensitivityTracker(len(engine.clients))
         self._regularities = Regularities.of(engine.clients, engine.facts, spec)
         self._levels, self._limit = levels_to_keep(spec), spec.keep.models
-        self._server_rate = engine.facts.server_rate
         self._everyone = np.arange(len(engine.clients))
         self._root = first.astype(np.float64)
         self.kept: dict[int, Vector] = {}
@@ -92,8 +91,6 @@ class Tracking:
             result.mean_shift,
             result.rounding,
             factors=self._regularities.factors[who],
-            averagedness=self._regularities.averagedness[who],
-            server_rate=self._server_rate,
         )
         watched = who if scalars.absent_contraction == 1.0 else self._everyone
         psi_before = self._tracker.total(watched)

@@ -28,7 +28,6 @@ BEST_FACTS = TrainingFacts(
     momentum=0.0,
     weight_decay=0.0,
     batch_size=None,
-    server_rate=1.0,
     participation=Participation("poisson", rate=0.5),
     dtype="float64",
     smooth_model=True,
@@ -38,7 +37,7 @@ BEST_FACTS = TrainingFacts(
     initial=DRAWN_FROM_SEED,
     engine=BY_PARTICIPANTS,
 )
-MEASURED = MeasuredRegularity("convex", 3.0, 1.0, 0.1, 0.66)
+MEASURED = MeasuredRegularity("convex", 1.0)
 BEST: dict[str, Any] = {
     "noise": "system",
     "largest_psi": 1.0,
@@ -71,7 +70,7 @@ def level(facts: TrainingFacts = BEST_FACTS, measured: MeasuredRegularity = MEAS
 def test_everything_met_is_proven() -> None:
     assert level() == "proven"
     assert level(replace(BEST_FACTS, participation=Participation("all"))) == "proven"
-    for kind in ("strongly convex", "convex", "smooth"):
+    for kind in ("strongly convex", "convex"):
         assert level(measured=replace(MEASURED, kind=kind)) == "proven"
 
 
@@ -85,7 +84,7 @@ def test_an_assumption_is_conditional_and_listed(name: str) -> None:
 
 
 def test_assumed_regularity_is_conditional_and_says_which_factor() -> None:
-    measured = MeasuredRegularity("assumed", None, 1.0, 0.1, None, assumed_factor=1.0)
+    measured = MeasuredRegularity("assumed", 1.0, assumed_factor=1.0)
     assert level(measured=measured) == "conditional"
     assert "B = 1;" in collect_premises(BEST_FACTS, measured, **BEST)[0].statement
 
@@ -97,16 +96,16 @@ def test_a_psi_beyond_the_range_of_the_rounding_bound_is_conditional(psi: float)
 
 
 def test_where_the_rate_came_from_is_said() -> None:
-    """An automatic rate set by other clients keeps the level, one set by the forgotten client lowers it; the premises
-    state which.
-    """
-    assert level(rate_source="others") == "proven"
-    assert level(rate_source="forgotten") == "conditional"
-    said = {
-        flag: collect_premises(BEST_FACTS, MEASURED, **(BEST | {"rate_source": "others" if flag else "given"}))
-        for flag in (True, False)
-    }
-    assert said[True] != said[False]
+    """A limit of the operator and the clients' own safe steps both keep the level; the premises state which."""
+    assert level(rate_source="given") == level(rate_source="own") == "proven"
+    given, own = (
+        collect_premises(BEST_FACTS, MEASURED, **(BEST | {"rate_source": source})) for source in ("given", "own")
+    )
+    assert given != own
+
+
+def test_outputs_counted_from_labels_are_conditional() -> None:
+    assert level(replace(BEST_FACTS, shape_from_labels=True)) == "conditional"
 
 
 def test_why_a_client_on_another_machine_is_absent_is_trusted() -> None:
@@ -131,15 +130,15 @@ def test_a_failed_premise_is_none_whatever_else_holds(name: str) -> None:
 def test_exact_rests_on_preprocessing_and_hyper_parameters_alone() -> None:
     everything_wrong = replace(BEST_FACTS, dtype="float32", smooth_model=False, outside=("dropout",))
     worst = {"noise": "given"}
-    worst = BEST | worst | {"largest_psi": math.inf, "rate_source": "others"}
+    worst = BEST | worst | {"largest_psi": math.inf, "rate_source": "own"}
     premises = collect_premises(everything_wrong, MEASURED, **worst)
     assert level_of(premises, exact=True) == "exact"
     shaped = replace(everything_wrong, preprocessing="mean of all clients' data")
     assert level_of(collect_premises(shaped, MEASURED, **worst), exact=True) == "conditional"
-    deciding = collect_premises(everything_wrong, MEASURED, **(worst | {"rate_source": "forgotten"}))
-    assert level_of(deciding, exact=True) == "conditional"
-    assert level_of(before_training_premises(BEST_FACTS, "others"), exact=True) == "exact"
-    assert level_of(before_training_premises(shaped, "others"), exact=True) == "conditional"
+    labels = replace(everything_wrong, shape_from_labels=True)
+    assert level_of(collect_premises(labels, MEASURED, **worst), exact=True) == "conditional"
+    assert level_of(before_training_premises(BEST_FACTS, "own"), exact=True) == "exact"
+    assert level_of(before_training_premises(shaped, "own"), exact=True) == "conditional"
 
 
 STATUSES = ("met", "assumed", "failed")
@@ -200,14 +199,11 @@ def test_control_a_level_that_ignores_the_participation_is_caught() -> None:
 
 
 def test_statements_hold_no_figures_of_clients_data() -> None:
-    """Public statements contain no figures from clients' data; beta, P_i and the certified rate are only in the
-    auditor's detail.
-    """
-    measured = MeasuredRegularity("smooth", 271.828182845, 3.14159265, 0.0123456789, 0.0057721566)
+    """Public statements contain no figures from clients' data; P_i is only in the auditor's detail."""
+    measured = MeasuredRegularity("strongly convex", 0.57721566)
     for premise in collect_premises(replace(BEST_FACTS, local_rate=0.0123456789), measured, **BEST):
-        for figure in ("271.8", "3.1415", "0.00577"):
-            assert figure not in premise.statement
-    assert "271.828182845" in collect_premises(BEST_FACTS, measured, **BEST)[0].detail
+        assert "0.577" not in premise.statement
+    assert "0.57721566" in collect_premises(BEST_FACTS, measured, **BEST)[0].detail
 
 
 def test_bits_of_a_gpu_that_are_not_repeated_lower_exact_and_nothing_else() -> None:

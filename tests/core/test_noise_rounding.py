@@ -49,7 +49,7 @@ def test_history_and_tracker_count_it_alike() -> None:
         PathNode(1, 0, "noise", 1, 0, rounding=3e-13, noise_std=0.1, order=1),
         PathNode(2, 1, "noise", 2, 0, rounding=2e-13, noise_std=0.1, order=2),
     ]
-    gathered = ActivePath(nodes, 1.0).rounding
+    gathered = ActivePath(nodes).rounding
     assert gathered[0] == 0.0
     tracker = SensitivityTracker(1)
     for depth in (1, 2):

@@ -1,9 +1,9 @@
 """Change of a FedAvg round when clients are removed (docs/theory.md, section 3), and the resulting update of every Psi.
 
-With weights w_i = |D_i| / sum_j |D_j| over the participants, mean = sum_i w_i theta_i and server rate g, removing a
-client c changes the server's increment by the paper's Delta_c (eqs. 7, 13) = w_c/(1 - w_c) ||theta_c - mean||. If no
-client with samples remains, the counterfactual round does nothing and Delta = ||mean - theta^n||. This is tested on
-the integer counts, never on w_c == 1. The counterfactual is the same schedule with c absent and its slot not refilled.
+With weights w_i = |D_i| / sum_j |D_j| over the participants and mean = sum_i w_i theta_i, removing a client c changes
+the mean by the paper's Delta_c (eqs. 7, 13) = w_c/(1 - w_c) ||theta_c - mean||. If no client with samples remains, the
+counterfactual round does nothing and Delta = ||mean - theta^n||. This is tested on the integer counts, never on
+w_c == 1. The counterfactual is the same schedule with c absent and its slot not refilled.
 
 Every function returns an upper bound: inputs are already rounded up, and each result is enlarged by more than its own
 rounding error.
