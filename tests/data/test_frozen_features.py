@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 import sifu  # noqa: E402
 from sifu.data import ClientData, from_dataset, load, partition  # noqa: E402
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures  # noqa: E402
+from sifu.engines.sim.own_steps import safe_step  # noqa: E402
 
 
 def digit_clients(count: int, samples: int) -> tuple[ClientData, ...]:
@@ -53,8 +54,8 @@ def test_a_head_on_frozen_features_is_proven(tmp_path: Path) -> None:
         "stop": {"target": 0.0, "max_rounds": 6},
     }
     run = sifu.train(spec, run=tmp_path / "run", clients=mapped)
-    beta = max(client.smoothness for client in run.reader().clients())
-    assert beta <= (4.0**2 + 1.0) / 2.0 * (1.0 + 1e-6)
+    steps = [safe_step(client.x, "softmax", 5).rate for client in mapped]
+    assert min(steps) >= 2.0 / ((4.0**2 + 1.0) / 2.0) * (1.0 - 1e-6)
     (outcome,) = run.forget(["client-003"], sigma=0.5, level="proven")
     assert outcome.level == "proven"
     assert run.verify().holds

@@ -42,8 +42,7 @@ def test_rounds_agree_with_the_embedded_engine(name: str) -> None:
     assert [client.name for client in embedded.clients] == [client.name for client in flower.clients]
     for a, b in zip(embedded.clients, flower.clients, strict=True):
         assert a.samples == b.samples
-        assert a.curvature == (None if b.curvature is None else pytest.approx(b.curvature, rel=1e-12))
-        assert a.smoothness == (None if b.smoothness is None else pytest.approx(b.smoothness, rel=1e-12))
+        assert a.expansion == (None if b.expansion is None else pytest.approx(b.expansion, rel=1e-12))
     for number in range(4):
         place = Position(1, number)
         a = embedded.run_round(model, place, everyone(embedded))

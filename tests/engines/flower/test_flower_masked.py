@@ -37,8 +37,8 @@ from suite_setup import examples
 
 PROBLEMS = {
     "softmax, everyone": {},
-    "poisson, batches, server rate": {
-        "server": {"participation": "poisson(0.7)", "rate": 0.7},
+    "poisson, batches": {
+        "server": {"participation": "poisson(0.7)"},
         "local": {"batch": 5},
     },
     "network in float32": {
@@ -111,14 +111,14 @@ def test_delta_of_the_client_is_delta_of_the_server(name: str) -> None:
     spec = small_spec(**PROBLEMS[name])
     _, plain, _ = both_engines(spec)
     _, masked, _ = both_engines(spec, masked=True)
-    model, rate = plain.initial_model(0), plain.facts.server_rate
+    model = plain.initial_model(0)
     for number in range(3):
         place = Position(1, number)
         a, b = (federation.run_round(model, place, everyone(federation)) for federation in (plain, masked))
         np.testing.assert_array_equal(a.participants, b.participants)
         np.testing.assert_allclose(a.model, b.model, rtol=0, atol=1e-12 if model.dtype == np.float64 else 1e-6)
         deltas = [
-            client_increments(result.samples, result.drifts, int(result.samples.sum()), result.mean_shift, rate)
+            client_increments(result.samples, result.drifts, int(result.samples.sum()), result.mean_shift)
             for result in (a, b)
         ]
         np.testing.assert_allclose(deltas[0], deltas[1], rtol=0, atol=1e-6)
