@@ -26,7 +26,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         PLAIN.replace("120", ""), {}, ["line 4 (row 2): column 'pressure' holds ''", 'data.missing = "pressure=NUMBER"']
     ),
     "semicolons": (PLAIN.replace(",", ";"), {"label": "ill"}, ["separated by semicolons", "no column 'ill'"]),
-    "a typo in the name": (PLAIN, {"name": "tabel"}, ["'tabel' is unknown: did you mean table?"]),
+    "a typo in the name": (PLAIN, {"name": "tabel"}, ["data.name must be one of", "found 'tabel', did you mean table?"]),
     "a typo in a column": (PLAIN, {"scale": "aeg=50,20"}, ["no column 'aeg', which data.scale", "it has hospital"]),
     "too many outputs": (PLAIN, {"outputs": 3}, ["model.outputs = 3, but data.classes lists 2: leave"]),
 }  # fmt: skip
@@ -55,7 +55,7 @@ def test_what_is_wrong_with_a_table_or_its_spec(tmp_path: Path, cli: Command, na
 
 def test_a_semicolon_file_is_read(tmp_path: Path, cli: Command) -> None:
     (tmp_path / "heart.csv").write_text(PLAIN.replace(",", ";"))
-    spec = write_spec(tmp_path, SPEC | {"file": str(tmp_path / "heart.csv")})
+    spec = write_spec(tmp_path, SPEC | {"file": str(tmp_path / "heart.csv"), "separator": ";"})
     assert cli("train", spec, "--run", tmp_path / "run").code == 0
 
 

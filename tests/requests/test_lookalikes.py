@@ -15,7 +15,7 @@ from sifu.errors import InputError
 from sifu.requests.client_list import _changed
 
 TWINS = [("M\u00fcller", "Mu\u0308ller"), ("north", "nor\u034fth"), ("A B", "A  B"), ("ward 1", "ward \uff11")]
-SPEC: dict[str, Any] = {"model": {"kind": "ridge", "outputs": 2}, "data": {"name": "clients", "preprocessing": "fixed"}}
+SPEC: dict[str, Any] = {"model": {"kind": "ridge", "outputs": 2}, "data": {"name": "python", "preprocessing": "fixed"}}
 
 
 def data(*names: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:

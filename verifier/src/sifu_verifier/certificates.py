@@ -7,7 +7,6 @@ import json
 from sifu_verifier.calibration import attacker_rate, multiplier
 from sifu_verifier.canonical import Row, sha256
 from sifu_verifier.levels import from_initial
-from sifu_verifier.premises import EITHER
 from sifu_verifier.releases import check_before_after
 from sifu_verifier.run_folder import RunFolder
 from sifu_verifier.signatures import is_signed
@@ -69,7 +68,7 @@ def check_certificates(run: RunFolder, request: Row, body: Row, premises: list[R
         stated = [dict(premise) for premise in certificate["body"]["premises"]]
         confidential = [premise.pop("confidential", None) is not None for premise in stated]
         run.check(set(confidential) == {form == "auditor"}, f"{at}: confidential figures of its premises")
-        run.agree(f"{at}: premises", stated, _with_stated_cases(premises, stated))
+        run.agree(f"{at}: premises", stated, premises)
         times = [row["time"] for row in run.tables["events"] if row["seq"] <= done["seq"]]
         issued = certificate["body"]["issued"]
         run.check(ledger["time"] <= issued <= max(times), f"{at}: issued {issued}, which is not the time of its event")
@@ -83,12 +82,3 @@ def check_certificates(run: RunFolder, request: Row, body: Row, premises: list[R
                 run.check(good, f"{at}: delta_reached is {said}, not {value}")
             elif field not in hidden:
                 run.agree(f"{at}: {field}", certificate["body"].get(field), value)
-
-
-def _with_stated_cases(premises: list[Row], stated: list[Row]) -> list[Row]:
-    """Return the recomputed premises, with the stated case wherever only rounding decides between cases."""
-    expected = [{key: value for key, value in found.items() if key != EITHER} for found in premises]
-    for found, mine, said in zip(premises, expected, stated, strict=False):
-        if said.get("case") in found.get(EITHER, ()):
-            mine["case"] = said["case"]
-    return expected

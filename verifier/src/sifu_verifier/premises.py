@@ -25,8 +25,6 @@ ENGINE = {
     "its participants, on a GPU that repeated their bits": ("deterministic device", "trusted", "trusted"),
     "what nodes of their own send": ("engine", "trusted", "trusted"),
 }
-EITHER = "either"
-"""Key under which a premise lists its allowed cases if only rounding decides between these cases."""
 
 
 def premise(name: str, status: str, case: str = "", **values: object) -> Row:
