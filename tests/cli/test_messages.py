@@ -25,8 +25,8 @@ WRONG: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "a missing value": (
         PLAIN.replace("120", ""), {}, ["line 4 (row 2): column 'pressure' holds ''", 'data.missing = "pressure=NUMBER"']
     ),
-    "semicolons": (PLAIN.replace(",", ";"), {"label": "ill"}, ["separated by semicolons", "no column 'ill'"]),
-    "a typo in the name": (PLAIN, {"name": "tabel"}, ["data.name must be one of", "found 'tabel', did you mean table?"]),
+    "semicolons": (PLAIN.replace(",", ";"), {"label": "ill"}, ["separated by commas", "no column 'ill'"]),
+    "a typo in the name": (PLAIN, {"name": "tabel"}, ["data.name must be one of", "'tabel', did you mean table?"]),
     "a typo in a column": (PLAIN, {"scale": "aeg=50,20"}, ["no column 'aeg', which data.scale", "it has hospital"]),
     "too many outputs": (PLAIN, {"outputs": 3}, ["model.outputs = 3, but data.classes lists 2: leave"]),
 }  # fmt: skip

@@ -142,8 +142,7 @@ def test_a_participant_was_a_client_by_then(own_trained: Path) -> None:
     execute(own_trained, f"INSERT INTO participation VALUES (3, {count}, 10, 0.0)")
     execute(
         own_trained,
-        f"INSERT INTO clients SELECT {count}, 'late', samples, local_steps, smoothness, curvature "
-        "FROM clients WHERE client = 0",
+        f"INSERT INTO clients SELECT {count}, 'late', samples, local_steps, expansion FROM clients WHERE client = 0",
     )
     rebuild_chain(own_trained)
     assert "records a participant beyond the 12 clients" in problems(own_trained)

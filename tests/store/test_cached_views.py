@@ -39,7 +39,7 @@ def test_a_change_by_hand_is_not_hidden_by_what_was_remembered(own_trained: Path
     before = run.plan(["client-003"], sigma=0.3)
     connection = sqlite3.connect(own_trained / "run.db")
     connection.execute("UPDATE participation SET drift = drift * 100")
-    connection.execute("UPDATE clients SET smoothness = smoothness / 2")
+    connection.execute("UPDATE clients SET expansion = expansion / 2")
     connection.commit()
     connection.close()
     assert run.plan(["client-003"], sigma=0.3).source_node != before.source_node

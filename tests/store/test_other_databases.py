@@ -66,7 +66,7 @@ def test_a_certificate_of_another_run_is_named(own_run: Path) -> None:
     "change",
     [
         "UPDATE participation SET drift = drift * 1e-6",
-        "UPDATE clients SET smoothness = smoothness * 0.5",
+        "UPDATE clients SET expansion = expansion * 0.5",
         "UPDATE nodes SET rounding = 0.0",
         "DELETE FROM participation WHERE client = 3",
     ],

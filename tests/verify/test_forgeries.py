@@ -59,7 +59,7 @@ def test_a_smaller_drift_with_a_rebuilt_chain_no_longer_recomputes(own_run: Path
         ("UPDATE nodes SET factor_max = 0.5 WHERE node = 3", "the sums of node 3"),
         ("UPDATE nodes SET noise_std = 9.0 WHERE node = 9", "ledger.head"),
         ("UPDATE nodes SET parent = 17 WHERE node = 37", "round node 37 does not follow"),
-        ("UPDATE clients SET smoothness = smoothness * 0.1", "averagedness|sums|ledger.head|detail"),
+        ("UPDATE clients SET expansion = expansion * 0.1", "safe steps cannot have"),
         ("UPDATE clients SET samples = samples + 1 WHERE client = 8", "another number of samples"),
         (
             "INSERT INTO participation (node, client, samples, drift) VALUES (44, 4, 10, 0.0)",

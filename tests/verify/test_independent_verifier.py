@@ -115,7 +115,7 @@ CHANGES = [
     "UPDATE participation SET drift = drift * 1.001 WHERE node = 3 AND client = 4",
     "UPDATE charges SET charge = charge * 0.5",
     "UPDATE requests SET terms = json_set(terms, '$.epsilon', 9)",
-    "UPDATE clients SET smoothness = smoothness * 0.9 WHERE client = 2",
+    "UPDATE clients SET expansion = expansion * 0.9 WHERE client = 2",
     "DELETE FROM participation WHERE node = 2 AND client = 5",
     "UPDATE events SET payload = replace(payload, 'noise_std', 'noise_sdt') WHERE kind = 'rolled back'",
 ]
