@@ -150,7 +150,7 @@ def test_the_page_says_that_it_is_confidential_before_anything_else(busy_page: t
 
 def test_the_figures_lie_beside_the_page_as_png_and_svg(busy_page: tuple[Path, str, Page]) -> None:
     folder, _, page = busy_page
-    assert {path.name for path in folder.iterdir()} == {"index.html"} | {
+    assert {path.name for path in folder.iterdir()} == {"index.html", "history.csv"} | {
         f"{name}.{kind}" for name in FIGURE_NAMES for kind in ("png", "svg")
     }
     for name in FIGURE_NAMES:

@@ -102,21 +102,3 @@ def test_participations_that_were_read_are_only_added_to_by_ones_own_writes(own_
     assert as_remembered() == as_read_now()
     assert 7.0 in {row[3] for row in as_remembered()}
     warm.close()
-
-
-def test_a_second_plan_asks_no_client_for_its_rate_again(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value derived from all clients is computed once, because for many clients it takes longer than a plan."""
-    from sifu.theory import regularity
-
-    run = sifu.open_run(own_trained)
-    first = run.plan(["client-003"])
-    calls = []
-    honest = regularity.largest_momentum_step
-    monkeypatch.setattr(
-        regularity, "largest_momentum_step", lambda *arguments: calls.append(arguments) or honest(*arguments)
-    )
-    again = run.plan(["client-003"])
-    assert calls == []
-    assert again.source_node == first.source_node
-    assert sifu.open_run(own_trained).plan(["client-003"]).level == first.level
-    assert calls, "a run that was just opened has to ask"

@@ -66,7 +66,7 @@ def check_moved(reader: RunReader) -> Iterator[str]:
     """Yield a problem for each model whose distance from its predecessor contradicts the record; both must be stored.
 
     Noise N(0, sigma^2 I) in d dimensions has a norm of sigma (sqrt(d) + t) with |t| > 8 less than once in 10^13 draws.
-    A round moves the model by g ||mean - theta||, and `mean_shift` is an upper bound on ||mean - theta||.
+    A round moves the model by ||mean - theta||, and `mean_shift` is an upper bound on ||mean - theta||.
     """
     if is_locked(reader.folder):
         return  # a writer may erase a model that is about to be read
@@ -94,8 +94,10 @@ def _file_problem(reader: RunReader, row: ModelRow) -> str:
     name = f"models: the file of node {row.node}"
     try:
         content = read_plain(stored_path(reader.folder, "models", row.node))
-    except OSError:
+    except FileNotFoundError:
         return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
     except RunDamagedError as error:
         return f"models: {error}"
     changed = hashlib.sha256(content).hexdigest() != row.digest or len(content) != row.bytes
