@@ -435,7 +435,7 @@ def test_divergence_is_rejected_and_the_last_good_state_stays(cli: Command, tmp_
     spec = tmp_path / "spec.toml"
     spec.write_text(
         SPEC.replace("steps = 3", "steps = 3\nrate = 1e200\nmomentum = 0.9")
-        + '[model]\nkind = "mlp"\n[regularity]\nkind = "assumed"\n'
+        + '[model]\nkind = "cnn"\n[regularity]\nkind = "assumed"\n'
     )
     run = tmp_path / "run"
     check_refused(cli("train", spec, "--run", run), 2, "rejected")
