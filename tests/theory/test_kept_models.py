@@ -42,11 +42,11 @@ def test_control_crossing_at_the_level_itself() -> None:
 @given(st.integers(0, 2**32 - 1), st.floats(0.01, 3.0))
 def test_one_level_keeps_at_most_one_model_a_client(seed: int, share: float) -> None:
     """With L >= 1 each client keeps at most one model per level, and these suffice for every client's request."""
-    run = draw_run(seed, ("convex", "smooth")[seed % 2])
+    run = draw_run(seed, ("convex", "growing")[seed % 2])
     path, count = path_of(run), len(run.federation.clients)
     curves = [client_curve(path, part_of(run.federation, run.records, c)) for c in range(count)]
     level = share * float(np.median([curve.one(path.tip) for curve in curves]))
-    if level == 0.0 or not all(node.regularity.absent(path.server_rate) >= 1.0 for node in path.nodes[1:]):
+    if level == 0.0 or not all(node.regularity.absent >= 1.0 for node in path.nodes[1:]):
         return
     tracker, everyone, kept = SensitivityTracker(count), np.arange(count), {0}
     for depth, record in enumerate(run.records):

@@ -152,13 +152,12 @@ def hand_made(factors: list[float | None], increments: dict[int, float], roundin
         regularity = RoundRegularity.of(
             np.array([] if factor is None else samples, dtype=np.int64),
             np.array([] if factor is None else rates, dtype=np.float64),
-            np.ones(0 if factor is None else len(samples)),
         )
         nodes.append(PathNode(depth, depth - 1, "round", 0, depth, regularity, 1.0, rounding))
     depths = np.array(sorted(increments), dtype=np.int64)
     drifts = np.array([2.0 * increments[d] for d in depths.tolist()])
-    path = ActivePath(nodes, 1.0)
-    return path, TakenPart(depths, np.full(depths.size, 10), drifts, 1.0, 1.0)
+    path = ActivePath(nodes)
+    return path, TakenPart(depths, np.full(depths.size, 10), drifts, 1.0)
 
 
 def test_hand_made_paths_are_read_right() -> None:
@@ -195,11 +194,11 @@ def test_a_client_of_unbounded_growth_itself_has_infinite_psi() -> None:
     """If both participants expand without bound, leaving one out does not turn inf - inf into a small number."""
     samples, factors = np.array([10, 10]), np.array([math.inf, math.inf])
     with np.errstate(invalid="ignore"):
-        regularity = RoundRegularity.of(samples, factors, np.ones(2))
+        regularity = RoundRegularity.of(samples, factors)
         nodes = [PathNode(0, None, "initial", 0, 0)]
         nodes += [PathNode(d, d - 1, "round", 0, d, regularity, 1.0, 0.0) for d in (1, 2, 3)]
-        part = TakenPart(np.array([1, 2, 3]), np.full(3, 10), np.ones(3), math.inf, 1.0)
-        curve = client_curve(ActivePath(nodes, 1.0), part)
+        part = TakenPart(np.array([1, 2, 3]), np.full(3, 10), np.ones(3), math.inf)
+        curve = client_curve(ActivePath(nodes), part)
         assert curve.one(3) == math.inf
         assert curve.one(2) == math.inf
 
@@ -213,8 +212,6 @@ def test_the_tracker_of_unbounded_growth_is_infinite() -> None:
             1.0,
             1e-13,
             factors=np.full(2, math.inf),
-            averagedness=np.ones(2),
-            server_rate=1.0,
         )
         tracker = SensitivityTracker(3)
         for _ in range(3):

@@ -101,7 +101,7 @@ class Operator:
             else:
                 kind = "noise" if step.kind == "noise" else "initial"
                 nodes.append(PathNode(index, parent, kind, 0, depth, noise_std=step.noise_std, order=step.order))
-        return ActivePath(nodes, self.federation.server_rate)
+        return ActivePath(nodes)
 
     def exposures(self, path: ActivePath, subjects: list[Subject]) -> list[Exposure]:
         records = [(d, r) for d, i in enumerate(self.path) if (r := self.steps[i].record) is not None]
@@ -197,7 +197,7 @@ def broken_promises(operator: Operator) -> list[str]:
     return broken
 
 
-FAMILIES = ("tight", "strongly convex", "convex", "smooth", "momentum convex", "averaged")
+FAMILIES = ("tight", "strongly convex", "convex", "growing", "momentum convex")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -357,12 +357,12 @@ def flat_path(regularities: list[RoundRegularity], rounding: float = 0.0) -> Act
         PathNode(d, d - 1, "round", 0, d, regularity, 1.0, rounding)
         for d, regularity in enumerate(regularities, start=1)
     ]
-    return ActivePath(nodes, 1.0)
+    return ActivePath(nodes)
 
 
 def part(depths: list[int], samples: int = 10, drift: float = 1.0, factor: float = 1.0) -> TakenPart:
     count = len(depths)
-    return TakenPart(np.array(depths), np.full(count, samples), np.full(count, drift), factor, 1.0)
+    return TakenPart(np.array(depths), np.full(count, samples), np.full(count, drift), factor)
 
 
 def exposure(path: ActivePath, taken: TakenPart, multiplier: float = 1.0) -> Exposure:
@@ -370,8 +370,8 @@ def exposure(path: ActivePath, taken: TakenPart, multiplier: float = 1.0) -> Exp
 
 
 def test_unbounded_growth_is_never_taken_for_exact() -> None:
-    """With momentum beyond every bound over many local steps L is infinite, so only the untouched start remains."""
-    regularity = RoundRegularity.of(np.array([10, 10, 10]), np.full(3, math.inf), np.ones(3))
+    """With an assumed B over very many local steps L is infinite, so only the untouched start remains."""
+    regularity = RoundRegularity.of(np.array([10, 10, 10]), np.full(3, math.inf))
     with np.errstate(invalid="ignore"):
         path = flat_path([regularity] * 5)
         for taken in (part([2], factor=math.inf), part([2, 3], factor=math.inf), part([1, 4], factor=math.inf)):
@@ -382,8 +382,8 @@ def test_unbounded_growth_is_never_taken_for_exact() -> None:
 
 def test_a_forgetful_round_is_never_taken_for_exact() -> None:
     """If L = 0 by an assumed or rounded B, earlier participants are not certified as never seen."""
-    forgetful = RoundRegularity.of(np.array([10, 10]), np.zeros(2), np.ones(2))
-    usual = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3), np.ones(3))
+    forgetful = RoundRegularity.of(np.array([10, 10]), np.zeros(2))
+    usual = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3))
     path = flat_path([usual, forgetful, usual, usual])
     for taken in (part([1]), part([3])):
         choice = choose_node([exposure(path, taken)], range(5), 1e-6)
@@ -416,7 +416,7 @@ def test_what_is_left_never_exceeds_the_budget(multiplier: float, share: float) 
 
 def test_the_wanted_depth_counts_the_rounding_allowance() -> None:
     """With L = 1 Psi still grows by the allowance of every round, also between participations."""
-    regularity = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3), np.ones(3))
+    regularity = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3))
     path = flat_path([regularity] * 20, rounding=0.01)
     subject = exposure(path, part([1]))  # Psi = 0.5 + 0.01 n after depth n
     choice = choose_node([subject], {0, 3}, 0.6)
@@ -426,21 +426,21 @@ def test_the_wanted_depth_counts_the_rounding_allowance() -> None:
 
 def test_a_client_without_samples_changes_nothing() -> None:
     """A participant without samples changes nothing (docs/theory.md, section 3.3)."""
-    regularity = RoundRegularity.of(np.array([0, 10, 10]), np.ones(3), np.ones(3))
+    regularity = RoundRegularity.of(np.array([0, 10, 10]), np.ones(3))
     path = flat_path([regularity, regularity])
     taken = part([1, 2], samples=0)
     assert client_curve(path, taken).one(2) < 1e-150
 
 
 def test_a_covered_subject_pays_nothing_and_an_earlier_edge_covers_nobody() -> None:
-    regularity = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3), np.ones(3))
+    regularity = RoundRegularity.of(np.array([10, 10, 10]), np.ones(3))
     nodes = flat_path([regularity, regularity]).nodes
     nodes = [
         *nodes,
         PathNode(3, 2, "noise", 1, 3, noise_std=1.0, order=5),
         PathNode(4, 3, "round", 1, 4, regularity, 1.0),
     ]
-    path = ActivePath(nodes, 1.0)
+    path = ActivePath(nodes)
     assert path.noise_depths == [(3, 5)]
     for order, covered in ((4, True), (5, True), (6, False)):
         subject = Subject(0, (0,), 1.0, order)

@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sifu.theory.facts import ClientProfile, TrainingFacts
-from sifu.theory.participation import Participation
-from sifu.theory.regularity import LocalRegularity, RoundRegularity, contraction, local_regularity, step_factor
+from sifu.errors import InputError
+from sifu.theory.facts import ClientProfile
+from sifu.theory.regularity import RoundRegularity, client_factors, contraction, step_factor
 from sifu.theory.rounding import down, norm, norm_up, up
 from sifu.theory.tracking import client_increments
 
@@ -80,11 +80,11 @@ COUNTS = st.lists(st.integers(1, 10_000), min_size=1, max_size=6)
 def test_increments_are_upper_bounds(counts: list[int], data: st.DataObject) -> None:
     drifts = data.draw(st.lists(st.floats(0.0, 1e6), min_size=len(counts), max_size=len(counts)))
     drifts = [0.0 if x < 1e-290 else x for x in drifts]
-    g, extra = data.draw(st.floats(0.01, 2.5)), data.draw(st.integers(1, 10_000))
+    extra = data.draw(st.integers(1, 10_000))
     total = sum(counts) + extra
-    increments = client_increments(np.array(counts), np.array(drifts), total, 1.0, g)
+    increments = client_increments(np.array(counts), np.array(drifts), total, 1.0)
     for n, drift, value in zip(counts, drifts, increments.tolist(), strict=True):
-        truth = Fraction(g) * n * Fraction(drift) / (total - n)
+        truth = n * Fraction(drift) / (total - n)
         assert Fraction(value) >= truth
         assert Fraction(value) <= truth * (1 + Fraction(1, 2**40))
 
@@ -114,59 +114,53 @@ def test_step_factor_is_an_upper_bound(rate: float, smoothness: float, share: fl
     if curvature == 0.0 and rate * smoothness <= 2.0:
         truth = min(truth, Fraction(1))  # the convex theorem; eta beta = 2 is decided in float64
     assert Fraction(step_factor(rate, smoothness, curvature)) >= truth
-    smooth = 1 + Fraction(rate) * Fraction(smoothness)
-    assert Fraction(step_factor(rate, smoothness, -smoothness)) >= smooth
-
-
-def facts(rate: float, momentum: float = 0.0) -> TrainingFacts:
-    return TrainingFacts(
-        rate, momentum, 0.0, None, 1.0, Participation("all"), "float64", True, True
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("rate", "smoothness", "curvature", "steps", "momentum"),
-    [
-        (0.1, 310.0, 0.0, 400, 0.0),  # convex loss far beyond 2/beta
-        (0.5, 4.0, -4.0, 1000, 0.0),  # smooth loss, many steps
-        (0.5, 40.0, -40.0, 300, 0.9),
-        (0.5, 40.0, 0.0, 300, 0.9),
-    ],
-)
-def test_growth_beyond_float64_is_infinite_not_an_exception(
-    rate: float, smoothness: float, curvature: float, steps: int, momentum: float
-) -> None:
-    """Growth beyond float64 is infinite, so the run still trains, and requests go back to the initial model."""
-    client = ClientProfile("c", 5, steps, smoothness, curvature)
-    assert local_regularity(client, facts(rate, momentum), None).factor == math.inf
 
 
 def test_assumed_growth_beyond_float64_is_infinite_not_an_exception() -> None:
-    assert local_regularity(ClientProfile("c", 5, 400), facts(0.1), 10.0).factor == math.inf
+    assert client_factors([ClientProfile("c", 5, 400), ClientProfile("d", 5, 2)], 0.0, 10.0).tolist() == [
+        math.inf,
+        100.0,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("expansion", "decay", "match"),
+    [
+        (None, 0.1, "reports no expansion"),
+        (0.5, 0.0, "is 1 without weight decay"),
+        (1.5, 0.1, "safe steps cannot have"),
+        (0.0, 0.1, "safe steps cannot have"),
+        (math.nan, 0.1, "safe steps cannot have"),
+    ],
+)
+def test_expansions_that_safe_steps_cannot_have_are_refused(expansion: float | None, decay: float, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        client_factors([ClientProfile("c", 5, 2, 1.0), ClientProfile("d", 5, 2, expansion)], decay, None)
+
+
+def test_reported_expansions_are_the_factors() -> None:
+    clients = [ClientProfile("c", 5, 2, 1.0), ClientProfile("d", 5, 2, 0.5)]
+    assert client_factors(clients, 0.1, None).tolist() == [1.0, 0.5]
 
 
 def test_a_round_of_huge_factors_is_infinite_not_an_exception() -> None:
-    regularity = RoundRegularity.of(np.array([1, 1]), np.full(2, 1e308), np.ones(2))
+    regularity = RoundRegularity.of(np.array([1, 1]), np.full(2, 1e308))
     assert regularity.factor_sum == math.inf
-    assert regularity.absent(1.0) >= 1e308
+    assert regularity.absent >= 1e308
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 1000), st.floats(0.01, 5.0)), min_size=2, max_size=6),
-    st.floats(0.05, 2.5),
-)
-def test_contraction_of_a_round_is_an_upper_bound(clients: list[tuple[int, float]], server_rate: float) -> None:
+@given(st.lists(st.tuples(st.integers(1, 1000), st.floats(0.01, 5.0)), min_size=2, max_size=6))
+def test_contraction_of_a_round_is_an_upper_bound(clients: list[tuple[int, float]]) -> None:
     """L for the absent and for each participant is an upper bound, compared with fractions."""
     samples = np.array([n for n, _ in clients])
     factors = np.array([p for _, p in clients])
-    regularity = RoundRegularity.of(samples, factors, np.ones(len(clients)))
-    g = Fraction(server_rate)
+    regularity = RoundRegularity.of(samples, factors)
 
     def truth(rest: list[tuple[int, float]]) -> Fraction:
-        return abs(1 - g) + g * sum(n * Fraction(p) for n, p in rest) / sum(n for n, _ in rest)
+        return sum(n * Fraction(p) for n, p in rest) / sum(n for n, _ in rest)
 
-    assert Fraction(regularity.absent(server_rate)) >= truth(clients)
-    own = regularity.without(samples.astype(float), factors, np.ones(len(clients)), server_rate)
+    assert Fraction(regularity.absent) >= truth(clients)
+    own = regularity.without(samples.astype(float), factors)
     for index in range(len(clients)):
         exact = truth(clients[:index] + clients[index + 1 :])
         assert Fraction(float(own[index])) >= exact
@@ -174,13 +168,12 @@ def test_contraction_of_a_round_is_an_upper_bound(clients: list[tuple[int, float
 
 
 def test_contraction_is_exactly_one_where_proven() -> None:
-    ones, alphas = np.ones(3), np.full(3, 0.4)
-    regularity = RoundRegularity.of(np.array([3, 5, 7]), ones, alphas)
-    assert regularity.absent(1.0) == regularity.absent(0.3) == 1.0
-    assert regularity.absent(2.4) == 1.0  # g alpha = 0.96
-    assert regularity.absent(2.6) > 1.0
-    assert regularity.without(np.array([15.0]), np.ones(1), np.array([0.4]), 2.6)[0] == 1.0  # no client left
-    assert RoundRegularity.of(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0)).absent(2.6) == 1.0
+    regularity = RoundRegularity.of(np.array([3, 5, 7]), np.ones(3))
+    assert regularity.absent == 1.0
+    assert regularity.without(np.array([3.0, 15.0]), np.ones(2)).tolist() == [1.0, 1.0]
+    grown = RoundRegularity.of(np.array([3, 5, 7]), np.full(3, 2.0))
+    assert grown.without(np.array([15.0]), np.full(1, 2.0))[0] == 1.0  # no client left
+    assert RoundRegularity.of(np.zeros(0, dtype=np.int64), np.zeros(0)).absent == 1.0
 
 
 def test_infinite_growth_is_never_read_as_none() -> None:
@@ -189,18 +182,11 @@ def test_infinite_growth_is_never_read_as_none() -> None:
     Without the only unbounded client a finite L would hold; a larger L is safe, NaN is not.
     """
     with np.errstate(invalid="ignore"):
-        regularity = RoundRegularity.of(np.array([1, 1, 1]), np.array([math.inf, math.inf, 1.0]), np.ones(3))
-        assert regularity.absent(1.0) == math.inf
-        own = regularity.without(np.ones(3), np.array([math.inf, math.inf, 1.0]), np.ones(3), 1.0)
+        regularity = RoundRegularity.of(np.array([1, 1, 1]), np.array([math.inf, math.inf, 1.0]))
+        assert regularity.absent == math.inf
+        own = regularity.without(np.ones(3), np.array([math.inf, math.inf, 1.0]))
     assert own.tolist() == [math.inf] * 3
-    assert contraction(np.array([math.inf]), np.array([2.0]), math.inf, np.ones(1), 1.0)[0] == math.inf
-
-
-def test_averagedness_of_several_steps() -> None:
-    """alpha = K a / (1 + (K-1) a) with a = eta beta / 2 is 2/3 for two steps at eta beta = 1."""
-    regularity = local_regularity(ClientProfile("c", 5, 2, 1.0, 0.0), facts(1.0), None)
-    assert regularity == LocalRegularity(1.0, pytest.approx(2 / 3, rel=1e-12))
-    assert regularity.averagedness >= 2 / 3
+    assert contraction(np.array([math.inf]), np.array([2.0]), math.inf)[0] == math.inf
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 20_000])

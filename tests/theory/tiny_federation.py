@@ -7,20 +7,22 @@ the same in all of them, and slots are not refilled.
 Losses are h(a.theta, y) averaged over rows a, with |h''| <= c known, or softmax cross-entropy:
 
     quadratic c=1, logistic c=1/4, cosine c=1 (not convex), tanh c=2.6 (not convex), softmax c=1/2.
+
+Every client takes its own safe step, and knows how far its steps push two models apart, by formulas written out here.
+With an assumed factor B per step, all clients take `local_rate`, however far beyond their safe steps it is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.history import ActivePath, PathNode, TakenPart
-from sifu.theory.participation import Participation
-from sifu.theory.regularity import LocalRegularity, RoundRegularity, local_regularity
+from sifu.theory.regularity import RoundRegularity
 from sifu.theory.rounding import norm_up
 from sifu.theory.tracking import RoundScalars, SensitivityTracker, summarise_round
 
@@ -51,61 +53,69 @@ class Client:
     steps: int
 
 
+def momentum_limit(steps: int, momentum: float) -> float:
+    """Return the largest x for which (2/x) D - P has no negative eigenvalue (docs/theory.md, section 5.6)."""
+    reach = [sum(momentum**k for k in range(steps - i)) for i in range(steps)]
+    products = np.zeros((steps, steps))
+    for j in range(steps):
+        products[j, j] = reach[j] ** 2
+        for i in range(j):
+            between = sum(momentum**k for k in range(j - i))
+            products[i, j] = products[j, i] = reach[j] * (reach[i] - between)
+    return 2.0 / float(np.linalg.eigvals(products / np.array(reach)[:, None]).real.max()) * (1.0 - 1e-8)
+
+
 @dataclass
 class Federation:
-    """Clients, hyper-parameters, and the current model of every counterfactual."""
+    """Clients, hyper-parameters, and each client's step and expansion."""
 
     loss: str
     clients: list[Client]
-    local_rate: float
-    server_rate: float = 1.0
+    local_rate: float = math.inf
     momentum: float = 0.0
     weight_decay: float = 0.0
     batch: int = 0
     seed: int = 0
     true_curvature: bool = False
     """If True, mu is the smallest eigenvalue of a full-batch quadratic; otherwise it comes from weight decay alone."""
+    assumed: float | None = None
+    """Factor B per step that is assumed; every client then takes `local_rate`."""
+    stretch: float = 1.0
+    """Factor of every step that nobody accounts for: 1 except in negative controls."""
 
-    regularities: list[LocalRegularity] = field(init=False)
+    rates: list[float] = field(init=False)
+    factors: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.regularities = [local_regularity(self.profile(i), self.facts, None) for i in range(len(self.clients))]
+        self.rates, self.factors = [], []
+        for index, client in enumerate(self.clients):
+            beta, mu = self.curvature(index)
+            if self.assumed is not None:
+                rate, factor = self.local_rate, self.assumed**client.steps
+            elif self.momentum:
+                rate, factor = min(self.local_rate, momentum_limit(client.steps, self.momentum) / beta), 1.0
+            else:
+                rate = min(self.local_rate, 2.0 / (beta + mu) * (1.0 - 1e-12))
+                step = max(abs(1.0 - rate * mu), abs(1.0 - rate * beta)) * (1.0 + 1e-14)
+                factor = 1.0 if mu == 0.0 else min(1.0, step**client.steps)
+            self.rates.append(rate * self.stretch)
+            self.factors.append(factor)
 
     @property
     def size(self) -> int:
         width = self.clients[0].rows.shape[1]
         return width * CLASSES if self.loss == "softmax" else width
 
-    @property
-    def facts(self) -> TrainingFacts:
-        return TrainingFacts(
-            local_rate=self.local_rate,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            batch_size=self.batch or None,
-            server_rate=self.server_rate,
-            participation=Participation("poisson", rate=0.5),
-            dtype="float64",
-            smooth_model=True,
-            rounding_bounded=True,
-        )
-
-    def profile(self, index: int) -> ClientProfile:
+    def curvature(self, index: int) -> tuple[float, float]:
         """Return beta and mu of a client, as upper and lower bounds over every batch it may draw."""
         client, bound = self.clients[index], CURVATURE_BOUND[self.loss]
         n = client.rows.shape[0]
         spectrum = np.linalg.eigvalsh(client.rows.T @ client.rows / n)
         beta = bound * float(np.max(np.sum(client.rows**2, axis=1)) if self._sampled(n) else spectrum[-1])
-        mu = 0.0 if self.loss in CONVEX else -beta * (1.0 + 1e-9)
+        mu = 0.0
         if self.true_curvature and self.loss == "quadratic" and not self._sampled(n):
             mu = max(0.0, float(spectrum[0])) * (1.0 - 1e-12)
-        return ClientProfile(
-            name=f"c{index}",
-            samples=n,
-            local_steps=client.steps,
-            smoothness=(beta + self.weight_decay) * (1.0 + 1e-9),
-            curvature=mu + self.weight_decay,
-        )
+        return (beta + self.weight_decay) * (1.0 + 1e-9), mu + self.weight_decay
 
     def _sampled(self, n: int) -> bool:
         return 0 < self.batch < n
@@ -134,7 +144,7 @@ class Federation:
             picked = generator.choice(n, self.batch, replace=False) if self._sampled(n) else np.arange(n)
             gradient = self.gradient(moved, client, picked)
             velocity = self.momentum * velocity + gradient
-            moved = moved - self.local_rate * velocity
+            moved = moved - self.rates[index] * velocity
         return moved
 
     def samples(self, who: Sequence[int]) -> NDArray[np.int64]:
@@ -166,7 +176,7 @@ def run_round(
         stay = [k for k, i in enumerate(who) if i not in gone]
         if stay and samples[stay].sum() > 0:
             mean = np.tensordot(samples[stay] / samples[stay].sum(), trained[stay, counterfactual], axes=1)
-            after[counterfactual] = models[counterfactual] + federation.server_rate * (mean - models[counterfactual])
+            after[counterfactual] = mean
     mean = np.tensordot(samples / samples.sum(), trained[:, 0], axes=1)
     separate = trained[:, 0] - mean
     return after, RoundRecord(
@@ -203,27 +213,19 @@ def train(
     return Run(federation, tuple(removed), records, history)
 
 
+def factors_of(federation: Federation, record: RoundRecord) -> Array:
+    return np.array([federation.factors[i] for i in record.participants])
+
+
 def regularity_of(federation: Federation, record: RoundRecord) -> RoundRegularity:
-    chosen = [federation.regularities[i] for i in record.participants]
-    return RoundRegularity.of(
-        record.samples,
-        np.array([regularity.factor for regularity in chosen]),
-        np.array([regularity.averagedness for regularity in chosen]),
-    )
+    return RoundRegularity.of(record.samples, factors_of(federation, record))
 
 
 def scalars_of(federation: Federation, record: RoundRecord, rounding: float = 0.0) -> RoundScalars:
     """Return the scalars of one round for the tracker."""
-    chosen = [federation.regularities[i] for i in record.participants]
+    factors = factors_of(federation, record)
     return summarise_round(
-        record.participants,
-        record.samples,
-        record.drifts,
-        record.mean_shift,
-        rounding,
-        factors=np.array([regularity.factor for regularity in chosen]),
-        averagedness=np.array([regularity.averagedness for regularity in chosen]),
-        server_rate=federation.server_rate,
+        record.participants, record.samples, record.drifts, record.mean_shift, rounding, factors=factors
     )[1]
 
 
@@ -243,7 +245,7 @@ def path_of(run: Run, *, rounding: float = 0.0) -> ActivePath:
     for depth, record in enumerate(run.records, start=1):
         regularity = regularity_of(run.federation, record)
         nodes.append(PathNode(depth, depth - 1, "round", 0, depth, regularity, record.mean_shift, rounding))
-    return ActivePath(nodes, run.federation.server_rate)
+    return ActivePath(nodes)
 
 
 def part_of(federation: Federation, records: Sequence[RoundRecord], client: int) -> TakenPart:
@@ -257,13 +259,11 @@ def part_at(federation: Federation, records: Sequence[tuple[int, RoundRecord]], 
         index = np.flatnonzero(record.participants == client)
         if index.size:
             rows.append((depth, int(record.samples[index[0]]), float(record.drifts[index[0]])))
-    regularity = federation.regularities[client]
     return TakenPart(
         np.array([row[0] for row in rows], dtype=np.int64),
         np.array([row[1] for row in rows], dtype=np.int64),
         np.array([row[2] for row in rows], dtype=np.float64),
-        regularity.factor,
-        regularity.averagedness,
+        federation.factors[client],
     )
 
 
@@ -300,7 +300,7 @@ def random_schedule(generator: np.random.Generator, count: int, rounds: int, rat
 def largest_smoothness(loss: str, clients: Sequence[Client], batch: int) -> float:
     """Return the largest beta of the clients, without weight decay."""
     probe = Federation(loss, list(clients), 1e-6, batch=batch)
-    return max(float(probe.profile(i).smoothness or 0.0) for i in range(len(clients)))
+    return max(probe.curvature(i)[0] for i in range(len(clients)))
 
 
 PsiRule = Callable[[Run], list[list[float]]]
