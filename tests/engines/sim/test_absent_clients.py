@@ -158,6 +158,22 @@ def test_clients_that_were_moved_together_train_as_before() -> None:
     assert np.array_equal(rounds(used, everyone), expected)
 
 
+@pytest.mark.parametrize("name", ["between features", "mini-batches, momentum", "between samples", "linear loop"])
+def test_large_rows_of_another_client_change_no_bit(name: str) -> None:
+    """A client whose samples are a hundred times longer takes a far smaller step, and only its own models change."""
+    way, clients = WAYS[name], clients_of(SIZES, WAYS[name].shape)
+    stretched = [*clients[:4], Client("large", 100.0 * clients[4].x, clients[4].y), *clients[5:]]
+    usual, other = (federation(way, some, range(len(SIZES))) for some in (clients, stretched))
+    changed = usual.plan.rates != other.plan.rates
+    assert changed.tolist() == [number == 4 for number in range(len(SIZES))]
+    stay = np.array([0, 1, 2, 3, 5, 6, 7])
+    assert np.array_equal(rounds(usual, stay), rounds(other, stay))
+    start = usual.initial_model(1)
+    here, there = (engine.local_models(start, Position(1, 0), np.arange(8), 4) for engine in (usual, other))
+    assert np.array_equal(here[stay], there[stay])
+    assert not np.array_equal(here[4], there[4])
+
+
 @settings(max_examples=examples(40), deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 90), min_size=3, max_size=9),

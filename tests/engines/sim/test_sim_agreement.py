@@ -95,6 +95,67 @@ def test_the_local_models_agree_one_by_one(make_federation, batch_size):
         assert relative(row.numpy(), expected[place].numpy()) < 1e-12
 
 
+def numpy_model(client, kind: str, training: LocalTraining, rate: float, start, outputs: int) -> np.ndarray:
+    """Return one client's model after its steps on all of its samples, from the formulas alone."""
+    x = np.column_stack([client.x, np.ones(len(client.x))])
+    targets = np.eye(outputs)[client.y] if kind == "softmax" else np.asarray(client.y, float).reshape(len(x), outputs)
+    weights = start.reshape(x.shape[1], outputs).copy()
+    velocity = np.zeros_like(weights)
+    for _ in range(training.steps):
+        scores = x @ weights
+        if kind == "softmax":
+            powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+            scores = powers / powers.sum(axis=1, keepdims=True)
+        elif kind == "logistic":
+            scores = 1 / (1 + np.exp(-scores))
+        gradient = x.T @ (scores - targets) / len(x) + training.weight_decay * weights
+        velocity = training.momentum * velocity + gradient
+        weights = weights - rate * velocity
+    return weights.reshape(-1)
+
+
+@pytest.mark.parametrize("sizes", [MIXED, EQUAL])
+@pytest.mark.parametrize("features", [5, 40])
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.0, 0.3), (0.9, 0.0), (0.9, 0.3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_of_their_own_agree_with_the_loop_and_with_numpy(
+    make_clients, kind, momentum, weight_decay, features, sizes
+):
+    """Clients with rows of unequal length take steps of their own, computed here from beta alone."""
+    outputs = 1 if kind == "logistic" else 3
+    clients = make_clients(kind, sizes=sizes, features=features, outputs=outputs)
+    for number, client in enumerate(clients):
+        client.x = client.x * 2.0**number / 4.0
+    training = LocalTraining(np.inf, 6, None, momentum, weight_decay)
+    factor = {"softmax": 0.5, "logistic": 0.25, "least_squares": 1.0}[kind]
+    half = 2.0 if kind == "least_squares" else 1.0
+    expected_rates = []
+    for client in clients:
+        x = np.column_stack([client.x, np.ones(len(client.x))])
+        beta = factor * np.linalg.norm(x, 2) ** 2 / len(x) + weight_decay
+        limit = 0.17264334755 / beta if momentum else 2.0 / (beta + weight_decay)
+        expected_rates.append(limit / half)
+    engines = [
+        SimulatedFederation(clients, kind, training, SimulationSettings(strategy=strategy))
+        for strategy in ("loop", "vectorised")
+    ]
+    rates = engines[0].plan.rates
+    assert rates == pytest.approx(np.array(expected_rates), rel=1e-6)
+    assert len(set(rates)) == 5
+    start = np.random.default_rng(1).standard_normal(engines[0].layout.size) / 10
+    models = [
+        numpy_model(client, kind, training, rate, start, outputs)
+        for client, rate in zip(clients, rates.tolist(), strict=True)
+    ]
+    mean = np.average(models, axis=0, weights=sizes)
+    for engine in engines:
+        result = engine.run_round(start, Position(0, 0), np.arange(5))
+        assert relative(result.model - start, mean - start) < 1e-9
+        assert relative(result.drifts, np.linalg.norm(np.array(models) - mean, axis=1)) < 1e-9
+        local = engine.local_models(start, Position(0, 0), np.arange(5), training.steps)
+        assert relative(local, np.array(models)) < 1e-11
+
+
 @pytest.mark.parametrize("participation", ["poisson(0.5)", "fixed(3)"])
 def test_partial_participation_agrees(make_federation, participation):
     loop, fast, start = both(make_federation, "softmax", participation=participation, sizes=(4, 4, 5, 6, 9, 30, 31))
@@ -132,10 +193,10 @@ def test_evaluation_agrees_and_keeps_the_order_asked_for(make_federation, kind, 
 def test_the_loop_is_torch_written_out(make_clients):
     """One round of one client agrees with nn.Linear, nn.CrossEntropyLoss and torch.optim.SGD, without sifu code."""
     (client,) = make_clients("softmax", sizes=(8,))
-    training = LocalTraining(rate=0.2, steps=7, momentum=0.9, weight_decay=0.1)
+    training = LocalTraining(rate=0.01, steps=7, momentum=0.9, weight_decay=0.1)
     layer = torch.nn.Linear(5, 3, dtype=torch.float64)
     start = np.concatenate([layer.weight.detach().numpy().T.reshape(-1), layer.bias.detach().numpy()])
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.2, momentum=0.9, weight_decay=0.1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1)
     for _ in range(7):
         optimizer.zero_grad()
         torch.nn.CrossEntropyLoss()(layer(torch.tensor(client.x)), torch.tensor(client.y)).backward()

@@ -30,6 +30,7 @@ def part_of(x: list[np.ndarray], outputs: int) -> Part:
         OBJECTIVES["softmax"],
         outputs,
         torch.float64,
+        np.full(len(x), 0.1),
         between_samples=True,
     )
     everyone = np.arange(len(x))

@@ -102,8 +102,11 @@ def test_dropout_of_zero_and_other_buffers():
 
 def test_a_module_of_a_linear_model_is_the_linear_model(make_federation):
     """nn.Linear through the module path gives the rounds of the softmax model, with transposed weights."""
-    linear = make_federation("softmax", batch_size=4, momentum=0.5)
-    module = make_federation("softmax", batch_size=4, momentum=0.5, model=ModuleModel(lambda: nn.Linear(5, 3)))
+    linear = make_federation("softmax", rate=0.01, batch_size=4, momentum=0.5)
+    assert (linear.plan.rates == 0.01).all()
+    module = make_federation(
+        "softmax", rate=0.01, batch_size=4, momentum=0.5, model=ModuleModel(lambda: nn.Linear(5, 3))
+    )
     start = module.initial_model(0)
     arrays = module.layout.unflatten(start)
     twin = np.concatenate([arrays["weight"].T.reshape(-1), arrays["bias"]])

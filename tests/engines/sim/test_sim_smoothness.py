@@ -92,20 +92,26 @@ def test_beta_bounds_the_true_hessian(kind):
             assert top == pytest.approx(beta, rel=1e-8)
 
 
-def test_the_engine_reports_curvature_of_linear_models_only(make_federation):
-    linear = make_federation(weight_decay=0.2)
-    assert all(client.curvature == 0.2 and client.smoothness > 0.2 for client in linear.clients)
-    assert linear.facts.smooth_model
+def test_the_engine_reports_expansions_of_linear_models_only(make_federation):
+    plain, heavy, decayed = (make_federation(**some) for some in ({}, {"momentum": 0.9}, {"weight_decay": 0.2}))
+    assert all(client.expansion == 1.0 for engine in (plain, heavy) for client in engine.clients)
+    assert [client.expansion for client in decayed.clients] == pytest.approx([(1 - 0.1 * 0.2) ** 5] * 5, rel=1e-9)
+    assert decayed.facts.smooth_model
     network = make_federation(model="mlp")
-    assert all(client.curvature is None and client.smoothness is None for client in network.clients)
+    assert all(client.expansion is None for client in network.clients)
+    assert (network.plan.rates == 0.1).all()
     assert not network.facts.smooth_model
 
 
-def test_beta_of_float32_training_is_that_of_the_float32_data(make_federation):
-    single = make_federation(dtype="float32", scale=1 / 3)
-    double = make_federation(dtype="float64", scale=1 / 3)
-    pairs = zip(single.clients, double.clients, strict=True)
-    assert all(client.smoothness != other.smoothness for client, other in pairs)
+def test_a_network_needs_a_number_as_its_rate(make_federation):
+    with pytest.raises(InputError, match="needs a linear model: give a number"):
+        make_federation(model="mlp", rate=np.inf)
+
+
+def test_steps_of_float32_training_are_those_of_the_float32_data(make_federation):
+    single = make_federation(rate=np.inf, dtype="float32", scale=1 / 3)
+    double = make_federation(rate=np.inf, dtype="float64", scale=1 / 3)
+    assert (single.plan.rates != double.plan.rates).all()
 
 
 def test_samples_whose_squares_overflow_are_refused():
