@@ -12,9 +12,8 @@ loss. This bound covers all batches of a client (section 5.4):
 since X_B'X_B <= X'X, and the norm of a mean of matrices x x' is at most the largest of their norms. Convexity only
 gives mu >= 0, so mu is the weight decay alone.
 
-Section 6.3 derives the allowance of a round, and section 5.9 the allowance of clipped steps; names follow the symbols
-there. The allowance holds while Psi <= 1000. Code that determines a certificate's level must check this condition
-(`ROUNDING_HOLDS_UP_TO`).
+Section 6.3 derives the allowance of a round; names follow the symbols there. The allowance holds while Psi <= 1000.
+Code that determines a certificate's level must check this condition (`ROUNDING_HOLDS_UP_TO`).
 """
 
 from __future__ import annotations
