@@ -174,7 +174,7 @@ HIDDEN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "one for true": lambda body: body | {"untouched": int(body["untouched"])},
     "nothing under a new name": lambda body: body | {"also": {}},
     "null under a new name": lambda body: body | {"also": None},
-    "null left out": lambda body: {key: value for key, value in body.items() if key != "solve"},
+    "null left out": lambda body: {key: value for key, value in body.items() if key != "records"},
 }
 
 

@@ -177,7 +177,7 @@ def test_release_leaves_out_approved_clients_and_brings_newcomers_in(tmp_path: P
 
 def test_records_that_cannot_be_executed_hold_up_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run, twin = (started(tmp_path / name, "sifu") for name in ("run", "twin"))
-    run.request(["c2"], "never", records=[1], method="sifu", level="exact")
+    run.request(["c2"], "never", records=[1], method="sifu", sigma=100.0, level="exact")
     for either in (run, twin):
         execute(either, "c4", "sifu")
     assert "never keeps waiting, and its client stays in" in caplog.text
