@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from service_for_tests import wait_for_jobs
 
 import sifu
-from run_tools import small_spec
 from sifu.errors import InputError
-from sifu.run.closed_form_round import RecordedSolve
 from sifu.run.run_engines import RunEngines
 from sifu.run.training import RecordedTraining
 
@@ -70,31 +67,3 @@ def test_the_console_continues_a_failed_request(service: Any, monkeypatch: pytes
     assert job["state"] == "done", job
     shown = service.program("otto").get(f"/api/v1/runs/{south}/requests/5").json()
     assert (shown["state"], shown["failure"]) == ("done", "")
-
-
-def test_the_console_withdraws_a_request_whose_head_cannot_be_solved(
-    service: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only an operator may withdraw a request whose head cannot be solved; a request trained in rounds offers no
-    withdrawal.
-    """
-
-    def fail(*_: Any) -> bool:
-        raise np.linalg.LinAlgError("singular matrix")
-
-    spec = small_spec(model={"kind": "ridge"}, features={"kind": "random_fourier", "count": 8, "bandwidth": 2.0})
-    run = sifu.train(spec, run=service.folder / "west")
-    with monkeypatch.context() as patched:
-        patched.setattr(RecordedSolve, "run", fail)
-        with pytest.raises(np.linalg.LinAlgError):
-            run.forget(["client-001"], request="gone")
-    west, otto = service.key("west"), service.browser("otto")
-    page = otto.get(f"/runs/{west}/requests/1").text
-    assert "No model without its clients has been solved yet" in page
-    assert ">Withdraw</button>" in page
-    assert ">Withdraw</button>" not in service.browser("eve").get(f"/runs/{west}/requests/1").text
-    assert otto.send(f"/runs/{west}/decide", request="gone", decision="withdrawn", number="1").status_code == 200
-    assert service.program("otto").get(f"/api/v1/runs/{west}/requests/1").json()["state"] == "withdrawn"
-    assert run.forget(["client-002"])[0].level == "exact"
-    south = fail_once(service, monkeypatch)
-    assert ">Withdraw</button>" not in otto.get(f"/runs/{south}/requests/5").text
