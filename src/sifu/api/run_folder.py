@@ -112,17 +112,16 @@ class RunFolder:
             ingest(writer)
             yield writer
 
-    def engine(self, *, newcomers: bool = False, leaving: Collection[str] = ()) -> Engine:
+    def engine(self, *, newcomers: bool = False) -> Engine:
         """Return the engine of this run, which is built when it is first needed.
 
         Args:
             newcomers: True if new clients may follow the clients that the run knows.
-            leaving: Clients that leave; their data are not needed.
 
         Raises:
             InputError: If the data of a remaining client are missing or changed.
         """
-        return self._engines.current(newcomers=newcomers, leaving=leaving)
+        return self._engines.current(newcomers=newcomers)
 
     def engine_without(self, clients: Collection[int]) -> EngineWithout | None:
         """Return a new engine that never had the data of `clients`, or None if the run has a given engine.

@@ -15,7 +15,6 @@ from sifu.core.round import NormalSource, SystemNormals, keyed_generator
 from sifu.core.spec import Spec
 from sifu.errors import SifuError
 from sifu.run.clients_and_engine import clients_from_spec
-from sifu.run.coupled_replay import NoisedModel
 from sifu.run.held_out import held_out_rows
 from sifu.run.recorded_data import arranged_clients
 from sifu.run.releases import with_noise
@@ -58,16 +57,13 @@ class AuditOptions:
 class Audited:
     """Shared state of an audit.
 
-    `clients` holds names, x and y, or None to load the data that the spec names. `noised` returns the noised model of
-    an edge. `notes` lists what could not be tested.
+    `notes` lists what could not be tested.
     """
 
     run: Run
     reader: RunReader
     engine: Engine
     options: AuditOptions
-    clients: Any
-    noised: NoisedModel | None
     progress: AuditProgress
     notes: list[str] = field(default_factory=list)
 
@@ -78,10 +74,10 @@ class Audited:
 
     def data(self) -> Any:
         """Return the clients' data in the order of the run's clients, or None if they are not available."""
-        if self.clients is None and self.spec.data.name != PYTHON:
-            read = clients_from_spec(self.spec, tested=False)
-            return arranged_clients(self.reader, read).complete()
-        return self.clients
+        if self.spec.data.name == PYTHON:
+            return None
+        read = clients_from_spec(self.spec, tested=False)
+        return arranged_clients(self.reader, read).complete()
 
     def held_out(self) -> tuple[Any, Any] | None:
         """Return the held-out samples, or None if there are none.

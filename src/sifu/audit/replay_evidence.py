@@ -10,7 +10,7 @@ import numpy as np
 
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
-from sifu.run.coupled_replay import NoisedModel, recorded_noise, recorded_psi, replay_counterfactuals
+from sifu.run.coupled_replay import recorded_noise, recorded_psi, replay_counterfactuals
 from sifu.run.psi_of_everyone import track_everyone
 from sifu.run.run_view import RunView
 from sifu.store.projection import RequestRow
@@ -157,7 +157,6 @@ def gather(
     reader: RunReader,
     watched: Sequence[Watched],
     keep_models: Collection[int] = (),
-    noised: NoisedModel | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evidence:
     """Replay the run with everyone and without each subject, in one pass.
@@ -167,7 +166,6 @@ def gather(
         reader: Reader of the run.
         watched: Subjects to replay the run without.
         keep_models: Nodes whose replayed models are returned.
-        noised: Function that returns the noised model of an edge. By default it is read from the record.
         progress: Callback that receives the number of nodes done and their total.
     """
     evidence = Evidence()
@@ -181,7 +179,7 @@ def gather(
     exact_sources: dict[int, Vector] = {}
     on_the_way = {node for _, final in finals if final is not None for node in made_of(reader, final)}
     seen = 0
-    for item in replay_counterfactuals(engine, reader, counterfactuals, noised or recorded_noise(reader)):
+    for item in replay_counterfactuals(engine, reader, counterfactuals, recorded_noise(reader)):
         number, exact = item.node.node, item.model.astype(np.float64)
         evidence.lengths[number] = float(np.linalg.norm(exact))
         for subject, theirs in item.without.items():

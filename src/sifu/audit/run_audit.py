@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from sifu.api.run import Run
 from sifu.audit.audit_report import AuditReport, SubjectAudit
@@ -31,7 +30,6 @@ from sifu.audit.replay_evidence import (
     watched_subjects,
     wrong_charges,
 )
-from sifu.run.coupled_replay import NoisedModel
 from sifu.run.devices import engine_kind
 from sifu.store.projection import RequestRow
 
@@ -40,8 +38,6 @@ def audit_run(
     run: Run | str | Path,
     options: AuditOptions | None = None,
     *,
-    clients: Any = None,
-    noised: NoisedModel | None = None,
     progress: AuditProgress | None = None,
 ) -> AuditReport:
     """Replay a run with and without its forgotten clients, attack its releases, and compare with the certificates.
@@ -51,8 +47,6 @@ def audit_run(
     Args:
         run: The run or its folder; a run made from Python must be given as `Run` with its engine.
         options: Attacks to run and their numbers of draws.
-        clients: Names, x and y of the clients for attacks on samples. By default they are loaded from the spec's data.
-        noised: Function that returns the noised model of an edge. By default it is read from the record.
         progress: Callback that receives the name of the step, the work done, and the total work.
     """
     options = options or AuditOptions()
@@ -60,7 +54,7 @@ def audit_run(
     engine = run.complete_engine()
     with closing(run.reader()) as reader, reader.snapshot():
         progress = progress or (lambda *_: None)
-        audit = _Audit(run, reader, engine, options, clients, noised, progress)
+        audit = _Audit(run, reader, engine, options, progress)
         return audit.compare() if options.only_before_after else audit.execute()
 
 
@@ -82,7 +76,7 @@ class _Audit(Audited):
         wanted = models_wanted(self.reader, row)
         # A closed-form head needs no replay: it is solved again from statistics.
         needed = wanted and self.view.regime.records_figures
-        evidence = gather(self.engine, self.reader, [], wanted, self.noised) if needed else Evidence()
+        evidence = gather(self.engine, self.reader, [], wanted) if needed else Evidence()
         found = tuple(RunComparison(self).execute(row, evidence))
         return AuditReport(self.reader.value("run"), (), (), 0, 0, None, found, (), (), (), tuple(self.notes))
 
@@ -129,7 +123,6 @@ class _Audit(Audited):
             self.reader,
             watched,
             models_wanted(self.reader, attacked),
-            self.noised,
             lambda done, total: self.progress("replaying the run", done, total),
         )
 
