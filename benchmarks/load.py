@@ -50,10 +50,9 @@ class MadeUpFederation:
 
     def __init__(self, clients: int, participants: int, seed: int = 1) -> None:
         self.layout = ModelLayout(("w",), ((SIZE,),))
-        betas = np.random.default_rng(seed).uniform(0.5, 2.0, clients)
-        self.clients = tuple(ClientProfile(f"client-{k:06d}", 10, 5, float(beta), 0.0) for k, beta in enumerate(betas))
+        self.clients = tuple(ClientProfile(f"client-{k:06d}", 10, 5, 1.0) for k in range(clients))
         taking_part = Participation("poisson", rate=participants / clients)
-        self.facts = TrainingFacts(0.5, 0.0, 0.0, None, 1.0, taking_part, "float64", True, True)
+        self.facts = TrainingFacts(0.5, 0.0, 0.0, None, taking_part, "float64", True, True)
         self._key, self._seed = base_key(seed, "load"), seed
 
     def initial_model(self, branch: int) -> Any:
