@@ -22,7 +22,7 @@ SEED = 2024
 
 @dataclass(frozen=True)
 class Setting:
-    """Data, model and training of a workload: FedAvg with server rate 1, float32."""
+    """Data, model and training of a workload: FedAvg, float32."""
 
     name: str
     title: str

@@ -16,7 +16,7 @@ TINY = {"data": {"clients": 6, "samples_per_client": 6}, "stop": {"target": 0.0,
 
 @pytest.mark.parametrize("method", ["sifu", "scratch"])
 def test_whoever_joins_later_changes_nothing_that_was_said_before(tmp_path: Path, method: str) -> None:
-    """A client that joins again does not set the rate; earlier requests stay valid."""
+    """A client joins again, and earlier requests stay valid."""
     spec = small_spec(**TINY) | {"seed": 5}
     run = sifu.train(spec, run=tmp_path / "run")
     run.forget(["client-000"], "before", sigma=0.02, epsilon=1.0, level="none")

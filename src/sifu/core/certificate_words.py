@@ -74,9 +74,8 @@ GUARANTEE = (
 
 PLAN_NOT_COVERED = (
     "What the plan itself reveals is not covered: the method if it was chosen automatically, the model that training "
-    "resumed from, how long training took, and, through the level and the premises, whether the client determined an "
-    "automatic rate that was not recomputed. The accuracy on all active clients, including those that take part in no "
-    "round, decides when training stops."
+    "resumed from, how long training took, the level and the premises. The accuracy on all active clients, including "
+    "those that take part in no round, decides when training stops."
 )
 EARLIER_NOT_COVERED = (
     "Models released before this request was executed are not covered, nor is what a comparison of one of them with a "

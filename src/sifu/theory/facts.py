@@ -90,8 +90,7 @@ class TrainingFacts:
         dtype: Floating-point type of the models.
         smooth_model: True if the loss has Lipschitz gradients in the parameters (a linear model with softmax, logistic
             or squared loss), or False for a ReLU network, dropout, or an unknown user module.
-        rounding_bounded: True if `RoundResult.rounding` is a proven allowance (float64 linear models) in rounds whose
-            participants all have eta beta <= 2. In the facts of a view, True only if all clients on its path do.
+        rounding_bounded: True if `RoundResult.rounding` is a proven allowance (float64 linear models).
         outside: Descriptions of training steps that the theory does not cover (dropout, batch norm, clipping...).
         preprocessing: Origin of the constants used in preprocessing.
         shape_from_labels: True if the number of outputs was counted from all clients' labels.
