@@ -64,7 +64,7 @@ RUNS: Runs = {
             (6, 8, {"method": "groups"}),
         ],
     ),
-    "momentum, and a limit beyond the safe steps": ({"local": {"steps": 3, "momentum": 0.5, "rate": 0.2}}, [(0, 1, {"sigma": 3.0})]),
+    "momentum beyond the safe steps": ({"local": {"steps": 3, "momentum": 0.5, "rate": 0.2}}, [(0, 1, {"sigma": 3.0})]),
     "momentum, one step, an automatic rate": (
         {"local": {"steps": 1, "momentum": 0.5, "rate": "auto"}},
         [(0, 1, {"method": "scratch"})],
