@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import sifu
 from sifu.api.run import Run
 from sifu.core.spec import Spec
-from sifu.errors import NotCertifiableError
 from sifu.run.clients_and_engine import clients_from_spec
 
 
@@ -75,9 +73,8 @@ def random_run(seed: int, folder: Path) -> Run:
         terms = random_terms(dice)
         if rows[left[-1]] > 1 and dice.random() < 0.4:  # it stays, and may be the next to ask
             rows[left[-1]] -= 1
-            with suppress(NotCertifiableError):  # without the records the client's loss may be too steep
-                run.forget(left[-1:], level="none", records=[rows[left[-1]]], **terms)
-                continue
+            run.forget(left[-1:], level="none", records=[rows[left[-1]]], **terms)
+            continue
         who = [left.pop() for _ in range(min(dice.randint(1, 2), len(left) - 1))]
         run.forget(who, level="none", **terms)
     return run
