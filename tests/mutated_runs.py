@@ -302,10 +302,17 @@ def _of_values(folder: Path) -> Iterator[Mutation]:
             for row in rows if table == "run" else spread(rows, place, MOST_ROWS) if rows else []:
                 key = tuple(row[[entry.name for entry in described].index(name)] for name in keys)
                 for new in other_values(row[place], column):
+                    if new is None and column.name == "signature" and _kinds_since(rows, row) <= set(UNSIGNED):
+                        continue  # whoever may write to the folder may file, decide and restore after the last one
                     name = f"{table}.{column.name} of {key}: {row[place]!r} -> {new!r}"[:300]
                     sql = f"UPDATE {table} SET {column.name} = ? WHERE {where}"
                     yield Mutation("value", name, _statement(sql, (new, *key)))
     connection.close()
+
+
+def _kinds_since(events: list[tuple[Any, ...]], event: tuple[Any, ...]) -> set[str]:
+    """Return the kinds of an event and all later ones."""
+    return {row[2] for row in events if row[0] >= event[0]}
 
 
 def _of_rows(folder: Path) -> Iterator[Mutation]:
