@@ -210,7 +210,7 @@ def test_evaluations_do_not_depend_on_who_else_is_evaluated() -> None:
 def test_bits_that_do_not_repeat_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     train, calls = branches.Branches.train, []
 
-    def noisy(self: Any, starts: Any, rows: Any, shares: Any, into: torch.Tensor) -> None:
+    def noisy(self: Any, starts: Any, rows: Any, rates: Any, shares: Any, into: torch.Tensor) -> None:
         train(self, starts, rows, shares, into)
         calls.append(into.add_(1e-6 * len(calls)))
 
