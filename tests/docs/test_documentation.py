@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "docs/your-csv.md", "docs/guide.md", "docs/closed-form.md"]
-EXAMPLES = ["own_model.py", "new_method.py", "frozen_features.py", "server_loop.py"]
+EXAMPLES = ["own_model.py", "frozen_features.py", "server_loop.py"]
 
 
 def blocks(page: str, language: str) -> list[str]:

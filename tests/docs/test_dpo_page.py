@@ -168,21 +168,19 @@ def test_a_request_covers_all_rows_of_a_person_and_names_the_person_while_it_wai
     assert "P0061" not in table("requests", "show", "heart-run", "case-1").out
 
 
-def test_a_restored_backup_brings_requests_back_by_their_certificates(table: Command) -> None:
+def test_a_restored_backup_names_the_requests_of_certificates_that_came_later(table: Command) -> None:
     train(table)
     assert table("backup", "heart-run", "backup.zip").code == 0
     assert table("forget", "heart-run", "--client", "west").code == 0
     assert table("forget", "heart-run", "--client", "south", "--records", "P0061").code == 0
     whole, records = (f"heart-run/certificates/r{number}.public.json" for number in (1, 2))
-    refused = table("restore", "backup.zip", "first", "--certificate", whole, "--certificate", records)
-    assert refused.code != 0
-    assert "--whole-clients" in refused.err
-    assert "if their rows still exist" in refused.err
-    assert table("restore", "backup.zip", "second", "--certificate", whole).code == 0
-    assert "1 to be executed" in table("status", "second").out
-    assert table("forget", "second").code == 0
-    assert table("restore", "backup.zip", "third").code == 0
-    assert "to be executed" not in table("status", "third").out
+    restored = table("restore", "backup.zip", "first", "--certificate", whole, "--certificate", records)
+    assert restored.code == 0
+    assert "file it again with sifu forget DIR --clients west" in restored.out
+    assert "if their rows still exist" in restored.out
+    assert "to be executed" not in table("status", "first").out
+    assert table("forget", "first", "--clients", "west").code == 0
+    assert "file it again" not in table("restore", "backup.zip", "second").out
 
 
 def test_an_approved_request_can_be_withdrawn_but_an_executed_one_can_neither_be_undone_nor_repeated(
@@ -295,12 +293,10 @@ def test_after_a_restore_deleted_rows_cost_the_whole_hospital(table: Command) ->
     train(table)
     assert table("backup", "heart-run", "backup.zip").code == 0
     assert table("forget", "heart-run", "--client", "south", "--records", "P0061").code == 0
-    certificate = "heart-run/certificates/r1.public.json"
     delete_rows("^P0061,")
-    assert table("restore", "backup.zip", "plain").code == 0
-    assert table("forget", "plain", "--client", "south", "--records", "P0061").code != 0
-    assert table("restore", "backup.zip", "whole", "--certificate", certificate, "--whole-clients").code == 0
-    assert table("forget", "whole").code == 0
+    assert table("restore", "backup.zip", "whole").code == 0
+    assert table("forget", "whole", "--client", "south", "--records", "P0061").code != 0
+    assert table("forget", "whole", "--client", "south").code == 0
     lines = TABLE.read_text(encoding="utf-8").splitlines(keepends=True)
     rest = [lines[0], *(line.replace(",south,", ",southern,") for line in lines if ",south," in line)]
     Path("southern.csv").write_text("".join(rest), encoding="utf-8")
