@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from sifu.core.request_terms import RequestTerms
     from sifu.core.spec import Spec
     from sifu.engines.loop_client import LoopClient
+    from sifu.engines.sim.own_steps import SafeStep, safe_step
     from sifu.errors import (
         InputError,
         NoClientResponseError,
@@ -102,6 +103,7 @@ __all__ = [
     "RunBusyError",
     "RunDamagedError",
     "RunStatus",
+    "SafeStep",
     "ServerLoop",
     "SifuError",
     "Spec",
@@ -120,6 +122,7 @@ __all__ = [
     "pending_requests",
     "report",
     "restore",
+    "safe_step",
     "train",
     "verify_certificate",
     "verify_run",
@@ -135,6 +138,7 @@ _HOMES = {
     "sifu.core.request_terms": ("RequestTerms",),
     "sifu.core.spec": ("Spec",),
     "sifu.engines.loop_client": ("LoopClient",),
+    "sifu.engines.sim.own_steps": ("SafeStep", "safe_step"),
     "sifu.report": ("write_report",),
     "sifu.server.server_loop": ("ServerLoop",),
 }
