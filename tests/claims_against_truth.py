@@ -64,7 +64,7 @@ class Findings:
     closest: float = 0.0
     """Largest ratio of such a distance to its Psi."""
     assumed_distances: int = 0
-    """Pairs whose Psi depends on an assumption (B of a network, clipped updates)."""
+    """Pairs whose Psi depends on an assumption (B of a network)."""
     assumed_exceeded: int = 0
     """Number of these pairs whose distance exceeds Psi: the reason why such a level is only conditional."""
     by_counterfactual: dict[str, int] = field(default_factory=dict)
@@ -412,7 +412,6 @@ def kinds_of(truth: Truth, request: dict[str, Any]) -> Iterable[str]:
         "records of a head in closed form": journey.family == "closed form" and bool(json.loads(request["records"])),
         "approved": journey.approvals > 0,
         "after a join": any(event["kind"] == "client joined" for event in truth.record.tables["events"]),
-        "after groups were built again": "rebuilt" in journey.steps,
         "refused replies": bool(truth.record.tables["rejections"]),
     }
     return [kind for kind, applies in kinds.items() if applies]

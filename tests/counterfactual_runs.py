@@ -103,8 +103,7 @@ class CounterfactualRuns:
     def engine_without(self, clients: Collection[int]) -> Smaller | None:
         """Return the engine of a federation that never had `clients`, or None if random draws would change.
 
-        Participants, batches and training noise are drawn by client number, and the remaining clients would be
-        renumbered.
+        Participants and batches are drawn by client number, and the remaining clients would be renumbered.
         """
         drawn = self.spec.local.batch or str(self.spec.server.participation) != "all"
         if drawn and self.journey.family != "closed form":

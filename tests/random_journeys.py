@@ -1,11 +1,10 @@
 """Random journeys of random runs through the public API alone: any training, any requests, any operator commands.
 
-A journey is a federation of a few clients with one of five kinds of training (a linear model, a network, groups, a head
-in closed form, noise in training) and two to five requests of any method and terms. Some requests are for single
-records, some come from clients with forgotten records, and some need approvals. Between them there are new keys,
-purges, restored backups, newcomers and rebuilt groups. A witness is notified of every command. One seed
-determines everything except the operator's keys; `replayable_noise` also derives certified noise from it, so that a run
-can be executed again.
+A journey is a federation of a few clients with one of four kinds of training (a linear model, a network, groups, a head
+in closed form) and two to five requests of any method and terms. Some requests are for single records, some come from
+clients with forgotten records, and some need approvals. Between them there are new keys, purges, restored backups and
+newcomers. A witness is notified of every command. One seed determines everything except the operator's keys;
+`replayable_noise` also derives certified noise from it, so that a run can be executed again.
 """
 
 from __future__ import annotations
