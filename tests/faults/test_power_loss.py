@@ -32,7 +32,6 @@ THEN = [
     ["forget", "run", "--clients", "client-001", "--request", "b", "--retention", "strict", "--method", "scratch"],
     ["purge", "run"],
     ["export", "run", "--model", "model.safetensors"],
-    ["metrics", "run", "--out", "metrics.csv"],
     ["report", "run"],
     ["key", "rotate", "run"],
     ["backup", "run", "backup.zip"],

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="the log needs a C compiler"),
 ]
 READ_ONLY = {
-    "audit", "certificate check-record", "certificate show",
+    "audit", "certificate check-record",
     "clients list", "doctor", "key show", "methods", "plan", "requests list", "requests show", "status", "token list",
     "verify",
 }  # fmt: skip
