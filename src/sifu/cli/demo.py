@@ -16,8 +16,8 @@ from sifu.cli.run_output import outcome_values, outcomes_table
 from sifu.core.spec import Spec
 from sifu.errors import VerificationError
 
-# The noise is fresh every time, so the rounds vary: over 40 runs of this seed the three requests together took 3.7
-# to 18 times fewer rounds than Scratch; with other seeds, the smallest ratio of 40 runs was between 2.3 and 3.4.
+# The noise is fresh every time, so the rounds vary: over 40 runs of this seed the three requests together took 3.6
+# to 23 times fewer rounds than Scratch (benchmarks/demo_spread.py).
 # benchmarks/demo_spread.py measures this.
 DEMO = Spec.from_mapping(
     {
