@@ -18,7 +18,6 @@ from sifu.errors import VerificationError
 
 # The noise is fresh every time, so the rounds vary: over 40 runs of this seed the three requests together took 3.6
 # to 23 times fewer rounds than Scratch (benchmarks/demo_spread.py).
-# benchmarks/demo_spread.py measures this.
 DEMO = Spec.from_mapping(
     {
         "seed": 5,

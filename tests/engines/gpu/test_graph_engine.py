@@ -211,7 +211,7 @@ def test_bits_that_do_not_repeat_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     train, calls = branches.Branches.train, []
 
     def noisy(self: Any, starts: Any, rows: Any, rates: Any, shares: Any, into: torch.Tensor) -> None:
-        train(self, starts, rows, shares, into)
+        train(self, starts, rows, rates, shares, into)
         calls.append(into.add_(1e-6 * len(calls)))
 
     monkeypatch.setattr(branches.Branches, "train", noisy)
