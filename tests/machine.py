@@ -1,4 +1,4 @@
-"""What the bits of a computation depend on besides the code: a key of this machine, and one thread."""
+"""Conditions of equal bits besides the code: a key of this machine, and one thread."""
 
 from __future__ import annotations
 

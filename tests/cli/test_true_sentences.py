@@ -1,4 +1,4 @@
-"""What the commands say is true, no more, as seen through the command line."""
+"""Sentences of the commands, which claim nothing that is not true."""
 
 from __future__ import annotations
 

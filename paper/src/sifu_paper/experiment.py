@@ -23,7 +23,7 @@ SMOKE_CLIENTS = 2
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for; empty tuples take everything that the experiment has.
+    """Choices of the user; empty tuples take everything that the experiment has.
 
     Attributes:
         out: Folder of the results.

@@ -21,7 +21,7 @@ SEVERAL = 5.0
 
 @dataclass(frozen=True)
 class SpecPlan:
-    """How a spec forgets: the row of the README's table, the reason, and remarks on the data."""
+    """Way in which a spec forgets: the row of the README's table, the reason, and remarks on the data."""
 
     row: str
     reason: str

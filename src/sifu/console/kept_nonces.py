@@ -1,4 +1,4 @@
-"""What each open request asked for, and its nonces, so that a requester who lost the answer can get them again.
+"""Contents of open requests and their nonces, kept so that a requester who lost the answer can get them again.
 
 A nonce opens one commitment of the public certificate (`core/record_commitments.py`). Nonces are not stored in the run.
 The console keeps the nonces of a request in a private file until the request is settled. This reveals nothing new,

@@ -58,7 +58,7 @@ def keyed_generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
 
 
 NoiseSource = Literal["system", "given"]
-"""Where noise comes from: the operating system, or a generator that the caller gave."""
+"""Source of noise: the operating system, or a generator that the caller gave."""
 
 
 class NormalSource(Protocol):

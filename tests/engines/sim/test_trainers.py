@@ -1,4 +1,4 @@
-"""Who trains a model: a run goes on only with its recorded trainer, and installing a package changes no bits."""
+"""Recorded trainers: a run continues only with its own, and installing a package changes no bits."""
 
 from __future__ import annotations
 

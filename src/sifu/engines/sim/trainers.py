@@ -1,4 +1,4 @@
-"""Who trains a model here: this library, or the package `sifu-kernels` if it is installed.
+"""Choice of the trainer of a model: this library, or the package `sifu-kernels` if it is installed.
 
 Trainers round differently. A run records its trainer when it is created and continues only with this one, so that
 installing or removing a package never changes the bits of a run.
