@@ -111,7 +111,10 @@ class Federation:
         client, bound = self.clients[index], CURVATURE_BOUND[self.loss]
         n = client.rows.shape[0]
         spectrum = np.linalg.eigvalsh(client.rows.T @ client.rows / n)
-        beta = bound * float(np.max(np.sum(client.rows**2, axis=1)) if self._sampled(n) else spectrum[-1])
+        steepest = float(spectrum[-1])
+        if self._sampled(n):  # a batch bends no more than its longest row, nor than all rows divided by its size
+            steepest = min(float(np.max(np.sum(client.rows**2, axis=1))), steepest * n / self.batch)
+        beta = bound * steepest
         mu = 0.0
         if self.true_curvature and self.loss == "quadratic" and not self._sampled(n):
             mu = max(0.0, float(spectrum[0])) * (1.0 - 1e-12)
