@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -97,6 +97,35 @@ def test_control_names_as_different_clients_make_exact_false_and_both_verifiers_
 def current_model(run: sifu.Run) -> np.ndarray:
     with run.reader() as reader:
         return reader.load_model(reader.tip)
+
+
+class NoNoise:
+    """A source of zeros, so that a run with noise and one without differ only in their clients."""
+
+    def standard_normal(self, size: int) -> np.ndarray:
+        return np.zeros(size)
+
+
+@pytest.mark.parametrize(("names", "holds"), [(nullcontext, True), (names_as_different_clients, False)])
+def test_psi_bounds_the_distance_to_a_federation_that_never_had_the_client(
+    tmp_path: Path, names: Callable[[], AbstractContextManager[None]], holds: bool
+) -> None:
+    """Five rounds with c3 and five with c3 less a record, against ten rounds of a federation without c3.
+
+    Negative control: counted as two clients, Psi of the whole client is too small.
+    """
+    clients = table_clients()
+    with names():
+        run = sifu.train(SPEC, run=tmp_path / "run", clients=clients, noise=NoNoise())
+        run.forget(["c3"], records=[1], method="sifu", sigma=1000.0, level="none")
+        source = current_model(run)
+        run.forget(["c3"], "whole", method="sifu", sigma=1000.0, level="none")
+        (subject,) = run.certificate("whole", "auditor").body["subjects"]
+    spec = SPEC | {"stop": {"max_rounds": 10, "target": 0.0}}
+    never = sifu.train(spec, run=tmp_path / "never", clients=[client for client in clients if client.name != "c3"])
+    distance = float(np.linalg.norm(source - current_model(never)))
+    assert subject["psi"] / 4.0 < distance
+    assert (distance <= subject["psi"]) == holds
 
 
 def test_a_second_request_for_records_hides_the_first_training_too(tmp_path: Path) -> None:
