@@ -83,16 +83,6 @@ def test_nothing_is_built_on_records_changed_by_hand(own_trained: Path, change: 
     assert state(own_trained) == before
 
 
-def test_a_folder_with_files_of_ones_own_is_left_alone(tmp_path: Path) -> None:
-    """`models` and `certificates` without sifu's marker may belong to another program and are not cleared."""
-    for name in ("models", "certificates"):
-        (tmp_path / "mine" / name).mkdir(parents=True)
-        (tmp_path / "mine" / name / "precious").write_text("mine")
-    with pytest.raises(InputError, match="not empty"):
-        sifu.train({"data": {"clients": 4}, "stop": {"target": 0.0, "max_rounds": 1}}, run=tmp_path / "mine")
-    assert (tmp_path / "mine" / "models" / "precious").read_text() == "mine"
-
-
 def test_a_folder_that_cannot_be_written_can_be_verified(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An auditor's read-only copy can be verified; root may write anywhere, so the system's answer is replaced."""
     connection = sqlite3.connect(own_run / "run.db")
