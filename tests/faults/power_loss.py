@@ -1,12 +1,9 @@
-"""Power losses replayed: python power_loss.py FOLDER JSON, started with LD_PRELOAD of io_log.c
+"""Power losses replayed from the log of a command's calls (io_log.c).
 
 Every command that writes runs once, and each of its calls that change files is logged with its bytes. A power loss at a
 call keeps everything synced before it. Of the unsynced changes, each folder may keep any number of its first name
-changes, and each file any of its writes, in part or in whole, also later ones without earlier ones. Such a disk is
-written out, and the same command runs on it and must finish the work. After the last call everything acknowledged must
-exist at once. As a check of the log itself, a disk that lost nothing must equal the one that the command left.
-
-Prints one JSON object: the number of power losses and of calls for each command, and the problems found.
+changes, and each file any of its writes, in part or in whole, also later ones without earlier ones. As a check of the
+log itself, a disk that lost nothing must equal the one that the command left.
 """
 
 from __future__ import annotations
@@ -14,10 +11,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import random
 import re
 import shutil
-import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -33,7 +28,6 @@ from run_tools import query, scalars
 from secret_draws import repeat_draws
 from sifu.api import verify_run
 from sifu.cli.main import main as sifu_command
-from sifu.run import training
 
 ROOT = 0
 DRAWN = ("known", "run events", "again events")
@@ -257,73 +251,3 @@ def result_of(root: Path) -> dict[str, Any]:
     known = root / "heads"
     result["known"] = sorted(set(re.findall('"run": "([0-9a-f]+)"', known.read_text()))) if known.exists() else []
     return result
-
-
-def lose_power(root: Path, job: dict[str, Any]) -> dict[str, Any]:
-    """Try power losses in every command of a job; return their counts and the problems."""
-    draw = random.Random(job["seed"])
-    lost: dict[str, Any] = {}
-    wrong: list[str] = []
-    training.COMMIT_SECONDS = 0.0
-    for arguments in job["commands"]:
-        words, log = " ".join(arguments), root.parent / "log"
-        log.unlink(missing_ok=True)
-        before = Disk.read(root)
-        code = called(root, arguments, log)
-        if code != 0:
-            printed = (root.parent / "printed").read_text()
-            return {"lost": lost, "wrong": [f"{words}: exit code {code} without a power loss: {printed[-800:]}"]}
-        ended, done = Disk.read(root), result_of(root)
-        changes = read_log(log.read_bytes(), root, before)
-        whole = after_power_loss(before, changes, lambda kind: 1.0)
-        if whole.content() != ended.content():
-            names = sorted(name for name in whole.content().keys() | ended.content().keys()
-                           if whole.content().get(name, 0) != ended.content().get(name, 0))  # fmt: skip
-            wrong.append(f"{words}: replaying the log does not give the disk: {names[:5]}")
-            continue
-        points = [len(changes), *(draw.randrange(len(changes) + 1) for _ in range(job["losses"]))]
-        lost[words] = [len(points), len(changes)]
-        for number, at in enumerate(points):
-            styles = (lambda kind: 0.0, lambda kind: draw.choice((0.0, 1.0)), lambda kind: draw.random())
-            style = styles[0] if number == 0 else draw.choice(styles)
-            after_power_loss(before, changes[:at], style).write(root)
-            problem = what_is_wrong(root, arguments, done, acknowledged=at == len(changes))
-            if problem:
-                wrong.append(f"{words}: power lost at change {at} of {len(changes)}: {problem}")
-        ended.write(root)
-    return {"lost": lost, "wrong": wrong}
-
-
-def what_is_wrong(root: Path, arguments: list[str], done: dict[str, Any], acknowledged: bool) -> str | None:
-    """Return the first problem after a power loss: at once if the command was done, otherwise after
-    running it again.
-    """
-    if acknowledged:
-        there = result_of(root)
-        return next(
-            (f"{name} is lost: {str(there.get(name))[:300]}" for name in done if there.get(name) != done[name]), None
-        )
-    code = called(root, arguments)
-    if code not in (0, 2):  # 2: already done
-        return f"again it ends with {code}: {(root.parent / 'printed').read_text()[-600:]}"
-    there = result_of(root)
-    differing = [name for name in done if there.get(name) != done[name] and name not in DRAWN]
-    if differing:
-        return f"again it does not lead to the same {differing}: {str(there.get(differing[0]))[:300]}"
-    return None
-
-
-if __name__ == "__main__":
-    folder, job = Path(sys.argv[1]) / "disk", json.loads(sys.argv[2])
-    folder.mkdir()
-    os.environ["SIFU_HEADS"] = str(folder / "heads")
-    lines = (
-        f"{section}.{name} = {json.dumps(value)}"
-        for section, names in job["spec"].items()
-        for name, value in names.items()
-    )
-    if job.get("folders_unsynced"):
-        sync = os.fsync
-        os.fsync = lambda descriptor: None if stat.S_ISDIR(os.fstat(descriptor).st_mode) else sync(descriptor)  # type: ignore[assignment,arg-type]
-    (folder / "small.toml").write_text("\n".join(lines) + "\n")
-    print(json.dumps(lose_power(folder, job)))

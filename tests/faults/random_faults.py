@@ -46,8 +46,6 @@ EACH_SHARE = 20
 """Trials of each kind in a share."""
 INTERRUPTED = "interrupted"
 """First word of a command that is killed while its request runs, to prepare the next command."""
-UNTRIED = "untried"
-"""First word of a command that is never interrupted: it draws secret noise, so another attempt differs."""
 NOISE = small_spec(
     local={"rate": 0.05, "steps": 3},
     keep={"models": 4},
@@ -134,9 +132,7 @@ def write_inputs(root: Path) -> None:
     groups = spec_for("groups", data={"clients": 6, "samples_per_client": 10},
                       groups={"count": 3, "rounds": 2},
                       stop={"target": 0.0, "max_rounds": 3})  # fmt: skip
-    ridge = spec_for("closed_form", data={"clients": 6, "samples_per_client": 10})
-    specs = {"small": NOISE, "secret": NOISE, "ridge": ridge, "groups": groups}
-    for name, spec in specs.items():
+    for name, spec in {"small": NOISE, "groups": groups}.items():
         lines = [
             f"{section}.{key} = {json.dumps(value)}" for section, keys in spec.items() for key, value in keys.items()
         ]
@@ -177,6 +173,7 @@ class Scenario:
     def __init__(self, root: Path, commands: list[str]) -> None:
         self.root, self.log = root, root.parent / "log"
         self.commands: list[Command] = []
+        self.wrong: list[str] = []
         training.COMMIT_SECONDS = group_training.COMMIT_SECONDS = 0.0
         os.environ["SIFU_HEADS"] = str(root / "heads")
         write_inputs(root)
@@ -185,14 +182,14 @@ class Scenario:
             if words.startswith(INTERRUPTED):
                 self._interrupt(words.split()[1:])
             else:
-                self._run(words.removeprefix(f"{UNTRIED} "), not words.startswith(UNTRIED))
+                self._run(words)
 
     @property
     def printed(self) -> str:
         """Output of the last command."""
         return (self.root.parent / "printed").read_text()[-600:]
 
-    def _run(self, words: str, tried: bool) -> None:
+    def _run(self, words: str) -> None:
         self.log.unlink(missing_ok=True)
         acknowledged = result_of(self.root)  # first: after a kill, verification extends the memory of heads
         before = Disk.read(self.root)
@@ -203,9 +200,13 @@ class Scenario:
         changes = read_log(logged, self.root, before)
         if after_power_loss(before, changes, lambda kind: 1.0).content() != after.content():
             raise RuntimeError(f"{words}: replaying the log does not give the disk")
-        if changes and tried:
+        if changes:
             done, calls = result_of(self.root), int(self.log.with_name("calls").read_text())
             self.commands.append(Command(words, before, acknowledged, done, changes, calls))
+            after_power_loss(before, changes, lambda kind: 0.0).write(self.root)
+            problem = self._lost(self.commands[-1], True)
+            self.wrong += [f"{words}: power lost after its end: {problem}"] if problem else []
+            after.write(self.root)
 
     def _interrupt(self, arguments: list[str]) -> None:
         """Kill a command at the first tried call that leaves its request running."""
@@ -288,7 +289,7 @@ def share_of(
         scenario, draw = Scenario(folder / "disk", commands), random.Random(f"{seed} {name} {number}")
         tried: Counter[str] = Counter()
         words: Counter[str] = Counter()
-        wrong: list[str] = []
+        wrong = list(scenario.wrong)
         for _ in range(each):
             for kind in kinds:
                 told, problem = scenario.trial(kind, draw)
@@ -316,7 +317,7 @@ def main() -> int:
         sync = os.fsync
         os.fsync = lambda descriptor: None if stat.S_ISDIR(os.fstat(descriptor).st_mode) else sync(descriptor)  # type: ignore[assignment,arg-type]
     used = {name: commands for name, commands in SCENARIOS.items() if name in (chosen.only or SCENARIOS)}
-    sizes = {name: sum(not words.startswith((INTERRUPTED, UNTRIED)) for words in used[name]) for name in used}
+    sizes = {name: sum(not words.startswith(INTERRUPTED) for words in used[name]) for name in used}
     shares, kinds = [], ("power loss",) if chosen.unsynced else KINDS
     for name, commands in used.items():
         trials = -(-chosen.each * sizes[name] // sum(sizes.values()))
