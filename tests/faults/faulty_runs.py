@@ -268,7 +268,7 @@ class Matrix:
 
     def __init__(self, base: Path, job: dict[str, Any]) -> None:
         self.base, self.job = base, job
-        training.COMMIT_SECONDS = group_training.COMMIT_SECONDS = 1e9 if job.get("one_commit") else 0.0
+        self.commit_at_times()
         self.uninterrupted = base / "uninterrupted"
         self.points: list[list[str]] = []
         for step in range(len(steps_of(job))):
@@ -286,12 +286,17 @@ class Matrix:
             if (fault != "short write" or name == "write") and (fault != "kill after" or at == len(names))
         ]
 
+    def commit_at_times(self) -> None:
+        """Commit after every round, or once at the end."""
+        training.COMMIT_SECONDS = group_training.COMMIT_SECONDS = 1e9 if self.job.get("one_commit") else 0.0
+
     def before(self, step: int) -> Path:
         """Return the folder with the disk before a step."""
         return self.base / f"before-{step}"
 
     def attempt_all(self, chosen: Iterable[Fault], parent: Path | None = None) -> dict[str, Any]:
         """Try these faults in a separate folder; return their counts and what went wrong."""
+        self.commit_at_times()
         done: dict[str, int] = {}
         wrong: list[str] = []
         gone_on: set[tuple[int, str]] = set()
@@ -333,7 +338,7 @@ class Matrix:
 def main() -> None:
     base, job = Path(sys.argv[1]), json.loads(sys.argv[2])
     matrix = Matrix(base, job)
-    result = matrix.attempt_all(matrix.faults[job.get("share", 0) :: job["every"]])
+    result = matrix.attempt_all(matrix.faults[:: job["every"]])
     print(json.dumps(result | {"wrong": matrix.wrong + result["wrong"]}))
 
 

@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import io
 import json
+import math
 import os
 import random
 import re
@@ -378,8 +379,10 @@ def try_one(target: Target, watch: Watch, content: bytes) -> tuple[str, str]:
     return answer, watch.found
 
 
-def fuzz(name: str, seconds: float, run: Path, corpus: Path | None, seed: int) -> dict[str, Any]:
-    """Try inputs until the time is over; return the counts and failures."""
+def fuzz(
+    name: str, seconds: float, run: Path, corpus: Path | None = None, seed: int = 0, most: float = math.inf
+) -> dict[str, Any]:
+    """Try inputs until the time is over, at most so many; return the counts and failures."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="sifu-fuzz-") as parent:
         folder = Path(parent)
@@ -387,12 +390,12 @@ def fuzz(name: str, seconds: float, run: Path, corpus: Path | None, seed: int) -
         watch.allowed = str(folder.resolve())
         inputs = list(target.seeds())
         first = len(inputs)
-        if corpus and corpus.is_dir():
+        if corpus:
+            corpus.mkdir(parents=True, exist_ok=True)
             inputs += [path.read_bytes() for path in sorted(corpus.iterdir())]
         answers, problems, tried, slowest = set(), [], 0, 0.0
-        new: list[bytes] = []
         end = time.monotonic() + seconds
-        while time.monotonic() < end and len(problems) < 5:
+        while tried < most and time.monotonic() < end and len(problems) < 5:
             content = rng.choice(inputs)
             if rng.random() < 0.5:
                 content = target.mutate(content, rng)
@@ -402,44 +405,31 @@ def fuzz(name: str, seconds: float, run: Path, corpus: Path | None, seed: int) -
             began = time.monotonic()
             answer, problem = try_one(target, watch, content)
             slowest = max(slowest, time.monotonic() - began)
+            kind = kind_of(answer)
+            named = f"{'failing-' if problem else ''}{hashlib.sha256(content).hexdigest()[:16]}"
             if problem:
                 problems.append(problem)
-                if corpus:
-                    corpus.mkdir(parents=True, exist_ok=True)
-                    (corpus / f"failing-{hashlib.sha256(content).hexdigest()[:16]}").write_bytes(content)
-            elif (kind := kind_of(answer)) not in answers:
+            elif kind not in answers:
                 answers.add(kind)
                 inputs.append(content)
-                new.append(content)
-        if corpus:
-            corpus.mkdir(parents=True, exist_ok=True)
-            for content in new:
-                if len(content) <= 1 << 20:
-                    (corpus / hashlib.sha256(content).hexdigest()[:16]).write_bytes(content)
-    return {
-        "target": name,
-        "seconds": seconds,
-        "seed": seed,
-        "inputs": tried,
-        "answers": len(answers),
-        "corpus": len(inputs) - first,
-        "slowest_seconds": round(slowest, 3),
-        "problems": problems,
-    }
+            else:
+                continue
+            if corpus and (problem or len(content) <= 1 << 20):
+                (corpus / named).write_bytes(content)
+    counts = {"inputs": tried, "answers": len(answers), "corpus": len(inputs) - first}
+    return {"target": name, "seed": seed} | counts | {"slowest_seconds": round(slowest, 3), "problems": problems}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", choices=["all", *TARGETS])
     parser.add_argument("seconds", type=float)
-    parser.add_argument("--run", type=Path, help="run with certificates to start from; by default a new one")
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as parent:
-        run = arguments.run or Path(parent) / "run"
-        if arguments.run is None:
-            build_run_with_requests(run)
+        run = Path(parent) / "run"
+        build_run_with_requests(run)
         wrong = 0
         for name in TARGETS if arguments.target == "all" else [arguments.target]:
             corpus = arguments.corpus and (arguments.corpus / name if arguments.target == "all" else arguments.corpus)

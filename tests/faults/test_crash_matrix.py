@@ -47,66 +47,49 @@ def test_a_sample_of_the_crash_matrix(tmp_path: Path) -> None:
     assert sum(result["faults"].values()) >= 8
 
 
-CLOSED_FORM: dict[str, Any] = {
-    "spec": spec_for("closed_form", data={"clients": 6, "samples_per_client": 10}),
-    "requests": [
-        {"id": "first", "clients": ["client-000", "client-003"], "terms": {}},
-        {"id": "second", "clients": ["client-001"], "terms": {"retention": "strict"}},
-    ],
-    "joining": 1,
-}
+def closed_form(keep: str) -> dict[str, Any]:
+    """Return a job of a head: a solve, a client that joins, subtractions and new solves."""
+    small = {"clients": 6, "samples_per_client": 10}
+    return {
+        "spec": spec_for("closed_form", data=small, keep={"statistics": keep}),
+        "requests": [
+            {"id": "first", "clients": ["client-000", "client-003"], "terms": {}},
+            {"id": "second", "clients": ["client-001"], "terms": {"retention": "strict"}},
+        ],
+        "joining": 1,
+    }
 
 
-@pytest.mark.parametrize("every", [193, pytest.param(1, marks=pytest.mark.slow)])
-def test_the_crash_matrix_of_a_closed_form_head(tmp_path: Path, every: int) -> None:
-    """Faults in a solve, a client that joins, subtractions, and new solves."""
-    result = matrix(tmp_path, **CLOSED_FORM, every=every)
-    assert sum(result["faults"].values()) >= 4
-
-
-GROUPS: dict[str, Any] = {
-    "spec": spec_for(
-        "groups",
-        data={"clients": 6, "samples_per_client": 10},
-        groups={"count": 3, "rounds": 2},
-        stop={"target": 0.0, "max_rounds": 3},
+MERGES = [
+    {"id": "first", "clients": ["client-000"], "terms": {"method": "groups"}},
+    {"id": "second", "clients": ["client-003"], "terms": {"method": "groups", "retention": "strict"}},
+]
+SAMPLED = small_spec(
+    server={"participation": "poisson(0.4)"},
+    local={"steps": 3, "weight_decay": 0.05},
+    stop={"target": 0.0, "max_rounds": 6, "evaluate_every": 3},
+)
+JOBS: dict[str, tuple[int, dict[str, Any]]] = {
+    "closed form": (193, closed_form("clients")),
+    "closed form, sums": (193, closed_form("sum")),
+    "groups": (311, {
+        "spec": spec_for("groups", data={"clients": 6, "samples_per_client": 10}, groups={"count": 3, "rounds": 2},
+                         stop={"target": 0.0, "max_rounds": 3}),
+        "requests": MERGES,
+        "rebuild": True,
+    }),
+    "witness, backup": (
+        167, {"spec": JOB["spec"], "requests": JOB["requests"][:1], "witness": True, "backup": True}
     ),
-    "requests": [
-        {"id": "first", "clients": ["client-000"], "terms": {"method": "groups"}},
-        {"id": "second", "clients": ["client-003"], "terms": {"method": "groups", "retention": "strict"}},
-    ],
-    "rebuild": True,
-}
+    "rounds in one commit": (101, {"spec": SAMPLED, "requests": JOB["requests"][:2], "one_commit": True}),
+}  # fmt: skip
+"""Other jobs, each with the step between the faults that the sample tries."""
 
 
-@pytest.mark.parametrize("every", [311, pytest.param(4, marks=pytest.mark.slow)])
-def test_the_crash_matrix_of_groups(tmp_path: Path, every: int) -> None:
-    """Faults in separate rounds, merges, erased groups and rebuilt groups."""
-    result = matrix(tmp_path, **GROUPS, every=every)
-    assert sum(result["faults"].values()) >= 4
-
-
-OUTSIDE: dict[str, Any] = {
-    "spec": JOB["spec"],
-    "requests": JOB["requests"][:1],
-    "witness": True,
-    "backup": True,
-}
-
-
-@pytest.mark.parametrize("every", [167, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_crash_matrix_of_witnesses_and_backups(tmp_path: Path, every: int) -> None:
-    """After any fault the witness and the backup agree with the run, nothing is lost, and no partial copy remains."""
-    result = matrix(tmp_path, **OUTSIDE, every=every)
-    assert sum(result["faults"].values()) >= 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", range(4))
-def test_every_point_of_the_crash_matrix(tmp_path: Path, share: int) -> None:
-    """Four shares of one matrix together contain every fault at every point."""
-    result = matrix(tmp_path, every=4, share=share)
-    assert sum(result["faults"].values()) >= 3 * result["points"] // 4
+@pytest.mark.parametrize("name", JOBS)
+def test_the_crash_matrix_of_other_jobs(tmp_path: Path, name: str) -> None:
+    every, job = JOBS[name]
+    assert sum(matrix(tmp_path, **job, every=every)["faults"].values()) >= 4
 
 
 def test_only_equal_bytes_count_as_the_same_state(own_trained: Path) -> None:

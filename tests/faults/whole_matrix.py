@@ -1,6 +1,6 @@
 """The whole crash matrix in several processes: python tests/faults/whole_matrix.py --jobs 4 --log FILE.jsonl
 
-Every fault at every point of the four jobs of `test_crash_matrix.py`, in shares of consecutive faults. Each share adds
+Every fault at every point of the jobs of `test_crash_matrix.py`, in shares of consecutive faults. Each share adds
 a line to the log when it ends, and a repeated call makes the missing shares. Prints the combined result; the exit code
 is 3 if a fault lost something. The runs are made in the folder for temporary files (`TMPDIR`).
 """
@@ -16,18 +16,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from faulty_runs import Fault, Matrix
-from test_crash_matrix import CLOSED_FORM, GROUPS, JOB, OUTSIDE
+from test_crash_matrix import JOB, JOBS
 
 from shares import Line, Share, cut, options, work_off
 
 FAULTS = 48
 """Number of faults in a share, which takes half a minute or less."""
-JOBS = {
-    "sifu": JOB,
-    "closed form": JOB | CLOSED_FORM,
-    "groups": JOB | GROUPS,
-    "witness, backup": JOB | OUTSIDE,
-}
 
 
 def main() -> int:
@@ -35,7 +29,8 @@ def main() -> int:
     chosen = options(__doc__)
     with tempfile.TemporaryDirectory(prefix="sifu-faults-") as parent:
         matrices = {}
-        for number, (name, job) in enumerate(JOBS.items()):
+        jobs = {"sifu": JOB} | {name: JOB | job for name, (_, job) in JOBS.items()}
+        for number, (name, job) in enumerate(jobs.items()):
             folder = Path(parent) / str(number)
             folder.mkdir()
             matrices[name] = Matrix(folder, job)

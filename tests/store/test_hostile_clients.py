@@ -259,29 +259,6 @@ def test_a_run_with_a_hostile_client_is_recorded_and_verifies(tmp_path: Path, ru
         assert later == [("client-000",)]
 
 
-def test_whoever_changes_the_record_of_a_rejection_is_caught(tmp_path: Path) -> None:
-    import sqlite3
-
-    run = sifu.train(small_spec(server={"rejected": "reply"}), run=tmp_path / "run", engine=hostile(BAD["NaN"][0]))
-    path = tmp_path / "run" / "run.db"
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    connection.close()
-    whole = path.read_bytes()
-    changes = [f"UPDATE rejections SET {assignment} WHERE round = 4" for assignment in (
-        "left_out = 0", "branch = 1", "round = 40", "number = 1", "client = 'client-005'", "reason = 'twice'",
-    )]  # fmt: skip
-    changes += ["DELETE FROM rejections WHERE round = 4", "INSERT INTO rejections VALUES (0, 1, 0, 'x', 'twice', 0)"]
-    for change in changes:
-        for name in ("run.db-wal", "run.db-shm"):
-            (tmp_path / "run" / name).unlink(missing_ok=True)
-        path.write_bytes(whole)
-        with sqlite3.connect(path) as connection:
-            connection.execute(change)
-        connection.close()
-        assert any("rejections" in problem for problem in run.verify().problems), change
-
-
 @given(st.floats(0.01, 2.0), st.integers(0, 5))
 @settings(max_examples=examples(20), deadline=None, derandomize=True)
 def test_a_bound_on_updates_bounds_every_psi_beforehand(bound: float, seed: int) -> None:

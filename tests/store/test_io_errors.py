@@ -1,22 +1,23 @@
-"""Failing disks in the middle of a command: one clear line, nothing lost, and the same command continues later."""
+"""Disks that fail to read or are full: one clear line, nothing lost, and the same command continues later.
+
+`tests/faults` tries failing writes at every point of every command.
+"""
 
 from __future__ import annotations
 
 import errno
-import io
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from run_tools import Command, query
+import sifu
+from run_tools import Answer, Command, state
 from sifu.api import verify_run
-from sifu.store import database
-from sifu.store import database as connection
+from sifu.store import database, files, writer
 
 
 def io_error(*arguments: Any, **named: Any) -> Any:
@@ -24,96 +25,53 @@ def io_error(*arguments: Any, **named: Any) -> Any:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-class FailingStream(io.FileIO):
-    """File that opens but cannot be read or written."""
-
-    def readall(self) -> bytes:
-        return io_error()  # type: ignore[no-any-return]
-
-    def write(self, content: Any) -> int:
-        return io_error()  # type: ignore[no-any-return]
+def check_one_line(answer: Answer) -> None:
+    """Check that one line states the error; before it there may be warnings about files that could not be removed."""
+    assert answer.code in (2, 5), answer.err
+    assert sum(line.startswith("sifu: ") for line in answer.err.splitlines()) == 1, answer.err
+    assert "Traceback" not in answer.err
+    assert "unexpected" not in answer.err
 
 
-@contextmanager
-def failing_disk(monkeypatch: pytest.MonkeyPatch, how: str, at: int) -> Iterator[list[int]]:
-    """Make one kind of access fail from its n-th call on; yield the calls that failed."""
-    calls, failed = [0], []
+@pytest.mark.parametrize("how", ["open", "sql read"])
+@pytest.mark.parametrize("command", ["request", "backup"])
+def test_a_disk_that_cannot_be_read_is_one_line_and_loses_nothing(
+    own_trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command, command: str, how: str
+) -> None:
+    calls, at = 0, 0
 
     def fails() -> bool:
-        calls[0] += 1
-        if calls[0] >= at:
-            failed.append(calls[0])
-        return calls[0] >= at
-
-    def counted(real: Any) -> Any:
-        return lambda *arguments, **named: (io_error if fails() else real)(*arguments, **named)
+        nonlocal calls
+        calls += 1
+        return calls >= at
 
     class FailingConnection(sqlite3.Connection):
         def execute(self, sql: str, *values: Any) -> Any:
-            reading = sql.lstrip().upper().startswith(("SELECT", "PRAGMA"))
-            if ((how == "sql read") == reading) and "ROLLBACK" not in sql and fails():
+            if sql.lstrip().upper().startswith(("SELECT", "PRAGMA")) and fails():
                 raise sqlite3.OperationalError("disk I/O error")
             return super().execute(sql, *values)
 
-    with monkeypatch.context() as patch:
-        if how in ("fsync", "replace", "unlink"):
-            patch.setattr(os, how, counted(getattr(os, how)))
-        elif how == "write":
-            real = os.fdopen
-
-            def opened(descriptor: int, mode: str = "r", *rest: Any) -> Any:
-                return FailingStream(descriptor, "w") if "w" in mode and fails() else real(descriptor, mode, *rest)
-
-            patch.setattr(os, "fdopen", opened)
-        elif how == "open":
-            patch.setattr(os, "open", counted(os.open))
-        else:
-            connect = sqlite3.connect
-            for module in (database, connection):
-                patch.setattr(
-                    module.sqlite3, "connect", lambda *a, **k: connect(*a, **(k | {"factory": FailingConnection}))
-                )
-        yield failed
-
-
-# The crash matrix tries such faults at every point of an executed request.
-COMMANDS = {
-    "request": ("request", "--clients", "client-001", "--id", "later"),
-    "backup": ("backup",),
-}
-HOW = ("open", "write", "fsync", "replace", "unlink", "sql read", "sql write")
-
-
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_disk_that_fails_is_one_line_and_loses_nothing(
-    own_trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command, command: str, how: str
-) -> None:
-    verb, *options = COMMANDS[command]
-
     def arguments(attempt: int) -> list[Any]:
-        return [verb, own_trained, *([tmp_path / f"{attempt}.zip"] if command == "backup" else []), *options]
+        more = [tmp_path / f"{attempt}.zip"] if command == "backup" else ["--clients", "client-001", "--id", "later"]
+        return [command, own_trained, *more]
 
-    rounds = query(own_trained, "SELECT COUNT(*) FROM participation")
+    opened, connect = os.open, sqlite3.connect
     for at in (1, 2, 4, 9):
-        with failing_disk(monkeypatch, how, at) as failed:
+        calls = 0
+        with monkeypatch.context() as patch:
+            if how == "open":
+                patch.setattr(os, "open", lambda *a, **k: (io_error if fails() else opened)(*a, **k))
+            else:
+                patch.setattr(
+                    database.sqlite3, "connect", lambda *a, **k: connect(*a, **(k | {"factory": FailingConnection}))
+                )
             answer = cli(*arguments(at))
-        if not failed:
+        if calls < at or answer.code == 0:  # it failed after the work was recorded, where nothing depends on it
             break
-        if answer.code == 0:  # it failed after the work was recorded, where nothing depends on it
-            break
-        assert answer.code in (2, 5), answer.err
-        # One line states the error; before it there may be warnings about files that could not be removed.
-        assert sum(line.startswith("sifu: ") for line in answer.err.splitlines()) == 1, answer.err
-        assert "Traceback" not in answer.err
-        assert "unexpected" not in answer.err, answer.err
-        assert "Input/output error" in answer.err or "I/O" in answer.err, answer.err
-        assert query(own_trained, "SELECT COUNT(*) FROM participation")[0] >= rounds[0]
+        check_one_line(answer)
     if answer.code != 0:
-        again = cli(*arguments(10))
-        assert again.code == 0, again.err
-    result = verify_run(own_trained)
-    assert result.problems == []
+        assert cli(*arguments(10)).code == 0
+    assert verify_run(own_trained).problems == []
     assert not list(tmp_path.rglob(".tmp-*"))
 
 
@@ -122,18 +80,51 @@ def test_a_model_that_cannot_be_read_is_named_and_kept(
 ) -> None:
     """A file whose read fails with EIO is not reported as missing, and nothing is deleted."""
     names = sorted(path.name for path in (own_trained / "models").iterdir())
-    real = os.open
-
-    def opened(path: Any, *arguments: Any, **named: Any) -> int:
-        if str(path).endswith(".safetensors"):
-            io_error()
-        return real(path, *arguments, **named)
-
+    opened = os.open
     with monkeypatch.context() as patch:
-        patch.setattr(os, "open", opened)
+        patch.setattr(os, "open", lambda path, *a, **k: (
+            io_error if str(path).endswith(".safetensors") else opened)(path, *a, **k))  # fmt: skip
         answer = cli("verify", own_trained)
         assert answer.code == 3
         assert "Input/output error" in answer.err
         assert cli("forget", own_trained, "--clients", "client-000", "--sigma", "1000").code == 5
     assert sorted(path.name for path in (own_trained / "models").iterdir()) == names
     assert verify_run(own_trained).problems == []
+
+
+@pytest.mark.parametrize("extra", [0, 4])
+def test_a_database_that_cannot_grow(
+    monkeypatch: pytest.MonkeyPatch, own_trained: Path, cli: Command, extra: int
+) -> None:
+    opened: Callable[[Path], sqlite3.Connection] = database.open_database
+
+    def limited(folder: Path) -> sqlite3.Connection:
+        connection = opened(folder)
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages + extra}")
+        return connection
+
+    with monkeypatch.context() as full:
+        full.setattr(database, "open_database", limited)
+        full.setattr(writer, "open_database", limited)
+        for client in range(8):
+            answer = cli("forget", own_trained, "--clients", f"client-{client:03d}", "--sigma", "0.1")
+            if answer.code:
+                break
+        check_one_line(answer)
+    assert cli("forget", own_trained).code == 0
+    assert sifu.open_run(own_trained).verify().problems == []
+
+
+def test_an_export_to_a_full_disk_leaves_the_old_file(
+    monkeypatch: pytest.MonkeyPatch, own_run: Path, tmp_path: Path, cli: Command
+) -> None:
+    target = tmp_path / "model.safetensors"
+    target.write_bytes(b"the old one")
+    before = state(own_run)
+    with monkeypatch.context() as full:
+        full.setattr(files.os, "fsync", io_error)
+        check_one_line(cli("export", own_run, "--model", target))
+    assert target.read_bytes() == b"the old one"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert state(own_run) == before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -123,52 +122,6 @@ def test_a_restore_killed_at_every_step_leaves_no_key(
             assert verify_run(target).problems == []
             shutil.rmtree(target)
     assert seen >= 3
-
-
-def die_at(number: int) -> None:
-    """Kill this process with SIGKILL at its n-th file-system call."""
-    left = iter(range(number - 1, -1, -1))
-
-    def counted(real: Any) -> Any:
-        def call(*arguments: Any, **named: Any) -> Any:
-            if next(left) == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments, **named)
-
-        return call
-
-    for name in CALLS:
-        setattr(os, name, counted(getattr(os, name)))
-    zipfile.ZipFile.write = counted(zipfile.ZipFile.write)  # type: ignore[method-assign]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("command", ["backup", "restore"])
-def test_a_killed_process_leaves_no_key(own_trained: Path, tmp_path: Path, command: str) -> None:
-    """Real kills in forked children leave no key behind."""
-    key = (own_trained / "operator.key").read_bytes()
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    sifu.open_run(own_trained).backup(tmp_path / "good.zip")
-    for number in (20, 45, 70, 80, 90):
-        child = os.fork()
-        if child == 0:
-            die_at(number)
-            try:
-                if command == "backup":
-                    sifu.open_run(own_trained).backup(elsewhere / f"{number}.zip")
-                else:
-                    restore(tmp_path / "good.zip", elsewhere / f"{number}")
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        if command == "backup":
-            RunWriter.open(own_trained).close()  # any command that opens the run for writing
-        else:
-            restore(tmp_path / "good.zip", elsewhere / f"again-{number}")
-        assert not list(elsewhere.glob(".tmp-*")), number
-        holding = holding_the_key(elsewhere, key)
-        assert all(name.endswith((".zip", "/operator.key")) and not name.startswith(".") for name in holding)
 
 
 def test_a_copy_that_a_process_is_at_work_on_stays(own_trained: Path, tmp_path: Path) -> None:
