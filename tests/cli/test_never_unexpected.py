@@ -83,15 +83,12 @@ def test_a_memory_that_ends_in_a_line_nested_too_deeply(own_trained: Path, heads
 def test_a_console_starts_beside_records_that_cannot_be_read(tmp_path: Path, content: str) -> None:
     pytest.importorskip("starlette", reason="the console needs the extra console")
     from sifu.console.service import ConsoleService
-    from sifu.console.webhooks import Webhooks
 
     state = tmp_path / ".sifu-console"
     state.mkdir()
-    for name in ("nonces.json", "verifications.json", "webhooks.json"):
-        (state / name).write_text(content)
+    (state / "verifications.json").write_text(content)
     service = ConsoleService([tmp_path], state)
     assert service.jobs.verifications() == {}
-    assert Webhooks(service, ["https://tickets.example"]).tell() == 0
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_progress_is_against_the_prediction_and_not_the_limit(service: Any) -> N
     assert "of about 57, as predicted; at most 2,000" in panel
     assert 'max="2000"' not in panel
     unknown = replace(live, expected=None)
-    assert "<progress data-field" in render_panel(unknown)  # an indeterminate bar, without a share
+    assert "<progress aria-label" in render_panel(unknown)  # an indeterminate bar, without a share
     assert expected_words(replace(live, target=0.0, expected=2000)) == "of exactly 2,000"
 
 

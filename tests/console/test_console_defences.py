@@ -15,7 +15,7 @@ import sifu
 from forged_runs import execute
 from run_tools import small_spec, state
 
-PAGES = ("", "/clients", "/trail", "/requests/1", "/live")
+PAGES = ("", "/clients", "/trail", "/requests/1")
 OVER_ALL = ("/", "/requests", "/overview", "/people", "/trail")
 """Pages that cover all runs."""
 
@@ -35,7 +35,6 @@ MATRIX: list[tuple[str, str, dict[str, Any], set[str]]] = [
     ("POST", "/api/v1/runs/SOUTH/carry-out", {"request": "to-the-middle"}, {"otto"}),
     ("GET", "/runs/SOUTH/trail", {}, {"eve", "otto"}),
     ("GET", "/runs/SOUTH/clients", {}, {"ann", "eve", "otto"}),
-    ("GET", "/runs/SOUTH/live", {}, {"ann", "eve", "otto"}),
     ("GET", "/runs/SOUTH/requests/1", {}, {"ann", "eve", "otto"}),
     ("GET", "/runs/SOUTH/report", {}, {"eve", "otto"}),
     ("GET", "/", {}, {"rita", "ann", "eve", "otto"}),
@@ -58,16 +57,16 @@ MATRIX: list[tuple[str, str, dict[str, Any], set[str]]] = [
     ("POST", "/api/v1/runs/SOUTH/verify", {}, {"eve", "otto"}),
     ("GET", "/api/v1/runs/SOUTH/requests", {}, {"rita", "ann", "eve", "otto"}),
 ]
-OPEN = {"/login", "/logout", "/api/v1/openapi.json", "/runs/SOUTH/stream"}
-"""Routes for everybody, one that only ends a session, and the stream, which needs the rights of /live."""
+OPEN = {"/login", "/logout", "/api/v1/openapi.json"}
+"""Routes for everybody, and one that only ends a session."""
 
 
 def test_the_table_of_roles_names_every_route() -> None:
-    from sifu.console import finding, json_api, pages, request_pages, streaming
+    from sifu.console import finding, json_api, pages, request_pages
 
     routes = {
         (method, route.path)
-        for part in (pages, request_pages, finding, streaming, json_api)
+        for part in (pages, request_pages, finding, json_api)
         for route in part.ROUTES
         for method in (route.methods or set()) - {"HEAD"}
     }
@@ -98,17 +97,12 @@ def test_everybody_may_do_what_their_role_allows_and_nothing_else(
 def test_nobody_gets_in_without_a_token_that_works(service: Any, cli: Any) -> None:
     south = service.key("south")
     stranger = service.stranger()
-    for path in ("/", *(f"/runs/{south}{page}" for page in PAGES[:4])):
+    for path in ("/", *(f"/runs/{south}{page}" for page in PAGES)):
         answer = stranger.get(path)
         assert (answer.status_code, answer.headers["location"]) == (303, "/login")
     for secret in ("", "sifu_forged", service.secrets["otto"][:-1], service.secrets["otto"] + "x"):
         stranger.headers["Authorization"] = f"Bearer {secret}"
-        for path in (
-            "/api/v1/runs",
-            f"/api/v1/runs/{south}",
-            f"/runs/{south}/live",
-            f"/runs/{south}/stream",
-        ):
+        for path in ("/api/v1/runs", f"/api/v1/runs/{south}"):
             assert stranger.get(path).status_code == 401
         assert service.stranger().post("/login", data={"token": secret}).status_code == 401
     stranger.cookies.set("sifu_session", "forged")
@@ -143,7 +137,7 @@ def test_a_session_cannot_be_replayed_after_its_end_and_names_lead_nowhere(servi
         f"{north}%2f..%2f{north}",
         "a%00b",
     ):
-        for way in ("", "/live", "/report", "/trail", "/requests/1/bundle"):
+        for way in ("", "/clients", "/report", "/trail", "/requests/1/bundle"):
             for start in ("/runs", "/api/v1/runs"):
                 answer = eve.get(f"{start}/{name}{way}")
                 assert answer.status_code in (307, 404), (start, name, way, answer.status_code)
@@ -247,7 +241,7 @@ def test_every_answer_has_the_headers_that_protect_it(service: Any) -> None:
 
 def test_no_page_needs_anything_from_elsewhere_or_inline(service: Any) -> None:
     south, eve = service.key("south"), service.browser("eve")
-    for path in (*OVER_ALL, *(f"/runs/{south}{page}" for page in PAGES[:4])):
+    for path in (*OVER_ALL, *(f"/runs/{south}{page}" for page in PAGES)):
         page = eve.get(path).text
         assert "http://" not in page
         assert "https://" not in page
@@ -285,7 +279,7 @@ def test_hostile_names_are_text_everywhere(hostile_service: Any) -> None:
     key, otto = run["run"], hostile_service.browser("otto")
     pages = [
         otto.get(path).text
-        for path in (*OVER_ALL, *(f"/runs/{key}{page}" for page in PAGES[:4]), f"/runs/{key}/requests/2", "/runs/<b>x")
+        for path in (*OVER_ALL, *(f"/runs/{key}{page}" for page in PAGES), f"/runs/{key}/requests/2", "/runs/<b>x")
     ]
     pages.append(otto.send("/requests", text="<b>x").text)
     pages.append(otto.send(f"/runs/{key}/requests", clients=f"{HOSTILE}2", plan="1").text)
@@ -304,8 +298,6 @@ def test_hostile_names_are_text_everywhere(hostile_service: Any) -> None:
             assert tag not in text
         assert "49" not in html.unescape(text).split("run &")[-1][:12]
     assert html.escape(HOSTILE).replace("&#x27;", "&#39;").replace("&quot;", "&#34;") in "".join(pages)
-    live = hostile_service.program("eve").get(f"/runs/{key}/live").text
-    assert "<img" not in live  # pushed updates contain no client names
 
 
 def test_logs_and_addresses_hold_nothing_confidential(service: Any, caplog: pytest.LogCaptureFixture) -> None:

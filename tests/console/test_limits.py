@@ -1,8 +1,7 @@
-"""Limits of the console: hosts, addresses, streams per person, and bodies that the published schema forbids."""
+"""Limits of the console: hosts, addresses, and bodies that the published schema forbids."""
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import random
 from typing import Any
@@ -11,7 +10,6 @@ import jsonschema
 import pytest
 from service_for_tests import starlette
 
-from sifu.console import streaming
 from sifu.console.json_api import SCHEMAS
 from sifu.console.schema import problems
 from sifu.console.security import origin_of
@@ -56,33 +54,6 @@ def test_wrong_logins_count_for_a_whole_ipv6_network(service: Any) -> None:
     assert attempt("2001:db8:0:8::1") == 401  # control: the neighbouring network
     assert attempt("10.0.0.7") == 401
     assert origin_of({"client": ("fe80::1%eth0", 1)}) == "fe80::/64"
-
-
-def test_one_person_cannot_take_all_streams(service: Any) -> None:
-    broadcast, tokens = streaming.Broadcast(), service.app._app.state.console.tokens
-    eve, otto = (tokens.owner(service.secrets[name]) for name in ("eve", "otto"))
-    for _ in range(streaming.MOST_PER_PERSON):
-        assert broadcast.admit(eve) is None
-    assert "close one" in (broadcast.admit(eve) or "")
-    assert broadcast.admit(otto) is None
-    broadcast.leave(eve)
-    assert broadcast.admit(eve) is None
-    # The endpoint refuses another stream. A stream whose reader left before its first message no longer counts.
-    service.app._app.state.broadcast = broadcast
-    answer = service.program("eve").get(f"/runs/{service.key('north')}/stream")
-    assert answer.status_code == 429
-    left: list[str] = []
-
-    async def gone(message: Any) -> None:
-        raise OSError("the connection is closed")
-
-    async def nothing() -> Any:
-        yield b""
-
-    stream = streaming.CountedStream(nothing(), lambda: left.append("left"))
-    with pytest.raises((OSError, ExceptionGroup, Exception)):
-        asyncio.run(stream({"type": "http", "asgi": {"spec_version": "2.4"}}, None, gone))  # type: ignore[arg-type]
-    assert left == ["left"]
 
 
 VALID: dict[str, dict[str, Any]] = {

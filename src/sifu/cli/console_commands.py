@@ -35,7 +35,6 @@ def serve(
     client: Annotated[
         str, option("Client id at the issuer; its secret is SIFU_SIGN_IN_SECRET.", "--sign-in-client", metavar="ID")
     ] = "sifu",
-    webhooks: Annotated[list[str] | None, option("URL to notify of requests; repeatable.", "--webhook")] = None,
 ) -> None:
     """Serve the console: runs in the browser, requests with approval, a JSON API. Needs the extra console.
 
@@ -67,7 +66,6 @@ def serve(
             state=state,
             hosts=[host, *(names or [])],
             secure_cookie=binding.encrypted,
-            webhooks=webhooks or [],
             provider=provider,
         )
     )

@@ -1,9 +1,8 @@
-"""The console as one application: pages, JSON API, live streams and static files behind the guard."""
+"""The console as one application: pages, JSON API and static files behind the guard."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -17,13 +16,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from sifu.console import finding, json_api, pages, request_pages, streaming
+from sifu.console import finding, json_api, pages, request_pages
 from sifu.console.asking import Console
 from sifu.console.security import PROBES, Guard, RateLimit, refused
 from sifu.console.service import ConsoleService
-from sifu.console.streaming import Broadcast
 from sifu.console.tokens import Sessions, TokenFile
-from sifu.console.webhooks import Webhooks
 from sifu.errors import SifuError
 
 if TYPE_CHECKING:
@@ -46,7 +43,6 @@ class Settings:
     state: Path
     hosts: Collection[str] = ()
     secure_cookie: bool = False
-    webhooks: Sequence[str] = ()
     provider: SignIn | None = None
     per_second: float = 200.0
     burst: int = 600
@@ -59,24 +55,16 @@ def make_app(settings: Settings) -> ASGIApp:
     logins = RateLimit(LOGINS_PER_SECOND, LOGINS_AT_ONCE)
     console = Console(service, tokens, Sessions(tokens), settings.secure_cookie, logins, settings.provider)
 
-    @asynccontextmanager
-    async def watching(app: Starlette) -> AsyncIterator[None]:
-        webhooks = Webhooks(service, settings.webhooks)
-        webhooks.start()
-        yield
-        webhooks.stop()
-
     static = [Route(f"/static/{name}", _static_file) for name in STATIC]
     probes = [Route(path, _probe) for path in PROBES]
-    parts = (pages, request_pages, finding, streaming, json_api)
+    parts = (pages, request_pages, finding, json_api)
     routes = [*probes, *(route for part in parts for route in part.ROUTES), *static]
     if settings.provider is not None:
         from sifu.console.sign_in import ROUTES
 
         routes += ROUTES
-    app = Starlette(routes=routes, lifespan=watching, exception_handlers=dict.fromkeys((404, 408, 413), _not_served))
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys((404, 413), _not_served))
     app.state.console = console
-    app.state.broadcast = Broadcast()
     return Guard(app, {*LOOPBACK, *settings.hosts}, settings.per_second, settings.burst)
 
 
@@ -84,7 +72,7 @@ async def _not_served(request: Request, error: Exception) -> Response:
     """Answer a request that failed with an HTTP error, such as an unknown page or a body that is too large."""
     assert isinstance(error, HTTPException)
     if error.status_code != 404:
-        return refused(error.status_code, error.detail, error.headers)
+        return refused(error.status_code, error.detail)
     if request.url.path.startswith("/api/"):
         return refused(404, "there is nothing at this address")
     return pages.show("error.html", None, 404, sentence="There is no page at this address.")

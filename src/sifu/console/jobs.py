@@ -50,8 +50,6 @@ class Jobs:
         self._folder, self._verifications = state / "jobs", state / "verifications.json"
         self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
-        self.failures: list[Job] = []
-        """Jobs that failed to execute a request, for the webhooks."""
 
     def of_run(self, run: str) -> list[Job]:
         """Return the jobs of a run, latest first."""
@@ -94,8 +92,6 @@ class Jobs:
         ended = replace(job, state="done" if good else "failed", message=sentence[:1000])
         with self._lock:
             self._jobs[job.id] = ended
-            if job.kind == "carry out" and not good:
-                self.failures.append(ended)
             if job.kind == "verify" and "holds" in answer:
                 lists = {name: answer.get(name, []) for name in ("checked", "notes", "problems")}
                 verification = {"time": utc_now(), "holds": answer["holds"] is True} | lists

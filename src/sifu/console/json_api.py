@@ -165,7 +165,7 @@ def show_request(visit: Visit) -> Any:
 
 
 def file_request(visit: Visit) -> Any:
-    """File a request; idempotent by its id. While it is open, filing it again returns the same nonces."""
+    """File a request; idempotent by its id."""
     run, who, content = visit.run, visit.who, visit.fields
     terms, due = terms_given(content.get("terms", {})), days(content.get("deadline_days"))
     filed, nonces = run.file(who, client_names(content["clients"]), content.get("request"), due, terms)

@@ -1,11 +1,11 @@
-"""The current state of a run for live pages: a few rows that can be read every second and name no client."""
+"""The current state of a run for live pages: a few rows that name no client."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from sifu.store.seen_heads import check_seen
 from sifu.store.times import current_time
 
 MOST_POINTS = 60
-"""Maximum number of points of a curve that are sent; a longer curve is thinned."""
-COUNTED_UP_TO = 5000
+"""Maximum number of points of a curve; a longer curve is thinned."""
+COUNTED_UP_TO = 2000
 """Maximum number of clients for which a round's participants are counted; counting reads rows of every client."""
 FRESH_FOR = 0.9
 """Seconds for which the state of a run in progress stays valid, unless its inbox changes."""
@@ -62,26 +62,11 @@ class Live:
     rounds_run: int
     seconds_left: float | None
     events: int
-    last_event: str
     last_step: int
     waiting: int
     overdue: int
     held_out: HeldOutFigures | None = None
     mean_squared_error: float | None = None
-
-
-@dataclass
-class _ReadSoFar:
-    """Values read so far; the history only grows, so each read adds only the rows since the last read."""
-
-    run: str = ""
-    branch: int = -1
-    points: list[Point] = field(default_factory=list)
-    last_point: int = -1
-    last_node: int = -1
-    rounds_run: int = 0
-    last_event: int = 0
-    last_step: int = 0
 
 
 class LiveView:
@@ -94,7 +79,6 @@ class LiveView:
         self.folder = folder
         self._state: tuple[Any, Any, Live] | None = None
         self._looked = -FRESH_FOR
-        self._so_far = _ReadSoFar()
         self._seen: deque[tuple[float, int, int]] = deque(maxlen=120)
 
     def read(self) -> Live:
@@ -130,14 +114,21 @@ class LiveView:
         stop = running.terms.stop(spec.stop) if running else spec.stop
         seq, _ = reader.last_event()
         ((clients,),) = reader.query("SELECT COUNT(*) FROM clients")
-        so_far = self._read_on(reader, int(branch), seq, spec.regime.has_accuracy, int(clients) <= COUNTED_UP_TO)
-        expected = _expected(reader, running, int(position), so_far.points, stop)
+        evaluations = reader.query(
+            "SELECT n.node, n.position, e.accuracy, e.loss FROM evaluations e JOIN nodes n ON n.node = e.node "
+            "WHERE e.subset = ? AND n.branch = ? AND n.kind != 'group' ORDER BY n.node",
+            (ACTIVE, branch),
+        )
+        curve = _curve(reader, evaluations, spec.regime.has_accuracy, int(clients) <= COUNTED_UP_TO)
+        seen = [(int(at), float(accuracy)) for _, at, accuracy, _ in evaluations] if spec.regime.has_accuracy else []
+        expected = _expected(reader, running, int(position), seen, stop)
         # A client that rejoined is counted under both indices.
         again = len(joined_remainders(reader))
         pending = pending_requests(reader, current_time())
-        is_current = bool(so_far.points) and (so_far.last_point == tip or reader.phase != "ready")
-        measured = so_far.points[-1] if is_current else None
-        ((last,),) = reader.query("SELECT time FROM events WHERE seq = ?", (seq,))
+        is_current = bool(curve) and (evaluations[-1][0] == tip or reader.phase != "ready")
+        measured = curve[-1] if is_current else None
+        ((rounds_run,),) = reader.query("SELECT COUNT(*) FROM nodes WHERE kind = 'round'")
+        ((step,),) = reader.query("SELECT COALESCE(MAX(seq), 0) FROM events WHERE kind LIKE 'request %'")
         return Live(
             phase=reader.phase,
             at_work=at_work,
@@ -147,55 +138,19 @@ class LiveView:
             expected=expected,
             target=stop.target,
             accuracy=measured[1] if measured else None,
-            curve=tuple(_thinned(so_far.points)),
+            curve=curve,
             participants=measured[3] if measured else None,
             clients=int(clients) - again,
             forgotten=len({client for subject in reader.subjects() for client in subject.clients}) - again,
-            rounds_run=so_far.rounds_run,
+            rounds_run=int(rounds_run),
             seconds_left=self._seconds_left(int(branch), int(position), expected) if at_work else None,
             events=seq,
-            last_event=str(last),
-            last_step=so_far.last_step,
+            last_step=int(step),
             waiting=len(pending),
             overdue=sum(request.overdue for request in pending),
             held_out=read_held_out(reader.folder, tip),
             mean_squared_error=spec.regime.squared_error(measured[2] if measured else None),
         )
-
-    def _read_on(self, reader: RunReader, branch: int, seq: int, accuracies: bool, counted: bool) -> _ReadSoFar:
-        """Read the rows since the last read; read all rows if the folder holds another run or an older copy."""
-        run, so_far = reader.value("run"), self._so_far
-        if run != so_far.run or seq < so_far.last_event:
-            so_far = self._so_far = _ReadSoFar(run)
-        if branch != so_far.branch:
-            so_far.branch, so_far.points, so_far.last_point = branch, [], -1
-        rows = reader.query(
-            "SELECT n.node, n.position, e.accuracy, e.loss FROM evaluations e JOIN nodes n ON n.node = e.node "
-            "WHERE e.node > ? AND e.subset = ? AND n.branch = ? AND n.kind != 'group' ORDER BY n.node",
-            (so_far.last_point, ACTIVE, branch),
-        )
-        # The table is ordered by client, so this reads only each client's rows since the last read.
-        took_part = reader.query(
-            "SELECT p.node, COUNT(*) FROM clients c CROSS JOIN participation p ON p.client = c.client AND p.node > ? "
-            "GROUP BY p.node",
-            (so_far.last_point,),
-        )
-        count = {int(node): int(number) for node, number in took_part} if rows and counted else {}
-        so_far.points += [
-            (int(at), float(accuracy) if accuracies else None, float(loss), count.get(int(node)))
-            for node, at, accuracy, loss in rows
-        ]
-        so_far.last_point = int(rows[-1][0]) if rows else so_far.last_point
-        ((rounds, node),) = reader.query(
-            "SELECT COUNT(CASE WHEN kind = 'round' THEN 1 END), MAX(node) FROM nodes WHERE node > ?",
-            (so_far.last_node,),
-        )
-        so_far.rounds_run, so_far.last_node = so_far.rounds_run + int(rounds), int(node or so_far.last_node)
-        ((step,),) = reader.query(
-            "SELECT MAX(seq) FROM events WHERE seq > ? AND kind LIKE 'request %'", (so_far.last_event,)
-        )
-        so_far.last_step, so_far.last_event = int(step or so_far.last_step), seq
-        return so_far
 
     def _seconds_left(self, branch: int, rounds: int, expected: int | None) -> float | None:
         """Estimate the remaining seconds from the rounds of the last minute that belong to the current work."""
@@ -212,7 +167,7 @@ class LiveView:
 
 
 def _expected(
-    reader: RunReader, running: RequestRow | None, rounds: int, points: list[Point], stop: StopSpec
+    reader: RunReader, running: RequestRow | None, rounds: int, seen: list[tuple[int, float]], stop: StopSpec
 ) -> int | None:
     """Return the expected number of rounds of the current work, or None if it cannot be predicted.
 
@@ -220,7 +175,6 @@ def _expected(
     """
     if stop.target <= 0:
         return stop.max_rounds
-    seen = [(at, accuracy) for at, accuracy, _, _ in points if accuracy is not None]
     by_curve = expected_rounds(seen, rounds, stop.target, stop.max_rounds)
     if by_curve < stop.max_rounds or running is None:
         return by_curve if by_curve < stop.max_rounds else None
@@ -229,7 +183,20 @@ def _expected(
     return None if planned is None else max(rounds + 1, math.ceil(planned))
 
 
-def _thinned(points: list[Point]) -> list[Point]:
+def _curve(reader: RunReader, evaluations: list[Any], accuracies: bool, counted: bool) -> tuple[Point, ...]:
     """Return at most `MOST_POINTS` evenly spaced points, including the last one."""
-    step = max(1, -(-len(points) // MOST_POINTS))
-    return points[::-1][::step][::-1]
+    step = max(1, -(-len(evaluations) // MOST_POINTS))
+    rows = evaluations[::-1][::step][::-1]
+    count: dict[int, int] = {}
+    if rows and counted:  # the table is ordered by client
+        nodes = ", ".join(str(int(node)) for node, *_ in rows)
+        count = dict(
+            reader.query(
+                "SELECT p.node, COUNT(*) FROM clients c CROSS JOIN participation p ON p.client = c.client "
+                f"AND p.node IN ({nodes}) GROUP BY p.node"
+            )
+        )
+    return tuple(
+        (int(at), float(accuracy) if accuracies else None, float(loss), count.get(node))
+        for node, at, accuracy, loss in rows
+    )

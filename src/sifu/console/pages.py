@@ -96,7 +96,7 @@ def show(template: str, visitor: Visitor | None, code: int = 200, **values: Any)
         template,
         who=visitor.token if visitor else None,
         csrf=session.csrf if session else "",
-        notes=session.take_notes() if session else [],
+        notes=session.take_notes() if session and visitor and not visitor.refreshes else [],
         **values,
     )
     return HTMLResponse(text, code)
@@ -247,7 +247,7 @@ def file_request(visit: Visit) -> Response:
         return show("run.html", visit.visitor, code=status_code(error), **values)
     visit.note(f"Request {filed} was filed." if who.may("see") else f"Request {filed}: {RECEIVED}.")
     for identity, nonce in nonces.items():
-        visit.note(f"Hand this nonce to the person of record {identity}; the console keeps it until the end: {nonce}")
+        visit.note(f"Hand this nonce to the person of record {identity}; keep it, the run does not: {nonce}")
     return RedirectResponse(way_back(visit.request), 303)
 
 

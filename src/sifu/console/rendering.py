@@ -23,7 +23,7 @@ def _environment() -> Environment:
     environment = templates("sifu.console", "templates", spaces="\n\t\u00a0")
     environment.filters.update(moment=moment, percent=_percent, number=functools.partial(number, digits=4))
     environment.filters.update(names=_names, observers=observers_of, charts=charts, rounds=rounds_words)
-    environment.filters.update(expected=expected_words, measured=measured_words)
+    environment.filters.update(expected=expected_words, measured=measured_words, duration=_duration)
     environment.globals["level_words"] = LEVEL_WORDS
     environment.globals["version"] = __version__
     environment.globals["terms_on_offer"] = terms_on_offer()
@@ -54,7 +54,15 @@ def measured_words(live: Live) -> str:
     return late + (f"target {_percent(live.target)}" if live.target > 0 else "no target")
 
 
-def _names(names: tuple[str, ...] | list[str], most: int = 3) -> str:
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _names(names: Sequence[str], most: int = 3) -> str:
     """Return a list of at most `most` names as one string, with the number of names left out."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

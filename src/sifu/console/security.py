@@ -10,12 +10,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -38,8 +37,6 @@ HEADERS = {
 }
 LARGEST_BODY = 256 << 10
 """Maximum size of a request body in bytes; the largest bodies are lists of clients."""
-BODY_SECONDS = 20.0
-"""Seconds within which the body of a request must arrive."""
 PROBES = ("/healthz", "/readyz")
 """Paths for health checks, answered under any host name; they reveal nothing about any run."""
 LONGEST_PATH = 1000
@@ -96,18 +93,11 @@ class Guard:
         if refusal is not None:
             await refusal(scope, receive, send_guarded)
             return
-        size, whole = 0, False
-        end = asyncio.get_running_loop().time() + BODY_SECONDS
+        size = 0
 
         async def receive_limited() -> Message:
-            nonlocal size, whole
-            try:  # no limit once the body is complete: the next message is the disconnect, possibly much later
-                async with asyncio.timeout_at(None if whole else end):
-                    message = await receive()
-            except TimeoutError as error:
-                sentence = "the request did not arrive in time"
-                raise HTTPException(408, sentence, {"Connection": "close"}) from error
-            whole = not message.get("more_body", False)
+            nonlocal size
+            message = await receive()
             size += len(message.get("body", b""))
             if size > LARGEST_BODY:
                 raise HTTPException(413, "that is too large")
@@ -184,6 +174,6 @@ def is_host(name: str) -> bool:
     return _name_of(host) == name.lower()
 
 
-def refused(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
+def refused(status: int, sentence: str) -> Response:
     """Return a JSON response that refuses the request with a reason."""
-    return JSONResponse({"error": sentence}, status, headers)
+    return JSONResponse({"error": sentence}, status)

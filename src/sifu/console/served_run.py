@@ -7,7 +7,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +17,11 @@ from sifu.api import PendingRequest, Plan, RequestRecord, RequestStatus, Run, Ru
 from sifu.api.submitted import check_share, content_of, examine, refuse, submitted
 from sifu.choices import TermsGiven
 from sifu.console.jobs import Job, Jobs
-from sifu.console.kept_nonces import KeptNonces
 from sifu.console.live import Live, LiveView
 from sifu.console.request_lines import SETTLED, NumberedRequest, RequestLine
 from sifu.console.tokens import TERMS_OF_REQUESTERS, NotAllowedError, Right, Token
 from sifu.core.operator_words import approvals_words
+from sifu.core.record_commitments import new_nonces
 from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.core.spec import Spec
 from sifu.errors import IdInUseError, InputError, RunBusyError, SifuError
@@ -54,8 +54,8 @@ class ServedRun:
     names of its clients have a separate lock, so that they never wait for a slow plan.
     """
 
-    def __init__(self, folder: Path, jobs: Jobs, nonces: KeptNonces) -> None:
-        self.folder, self.jobs, self._nonces = folder, jobs, nonces
+    def __init__(self, folder: Path, jobs: Jobs) -> None:
+        self.folder, self.jobs = folder, jobs
         self.key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]
         self.name = folder.resolve().name
         self.lock = threading.RLock()
@@ -64,6 +64,8 @@ class ServedRun:
         self._live_view = LiveView(folder)
         self.run = Run(folder)
         self._memory: dict[tuple[Any, ...], _Remembered] = {}
+        self._filed: dict[tuple[str, str], tuple[dict[str, Any], dict[str, str]]] = {}
+        """Content and nonces of open requests, by the person who filed them and the id. The run stores no nonces."""
 
     def live(self) -> Live:
         """Return the current state of the run."""
@@ -157,7 +159,7 @@ class ServedRun:
     def lines(self, who: Token) -> list[RequestLine]:
         """Return all requests, in the ledger and in the inbox, as rows of the lists, the most urgent first.
 
-        The nonces of settled requests are deleted.
+        The nonces of settled requests are dropped.
         """
         named = {"run": self.key, "name": self.name}
         recorded = [
@@ -166,7 +168,9 @@ class ServedRun:
         ]
         posted = [RequestLine.of(row, **named, state="received") for row in self.posted(who)]
         lines = sorted(recorded + posted + self.refused(who), key=RequestLine.urgency)
-        self._nonces.drop(self.key, ((line.request, line.filed_by) for line in lines if line.settled))
+        for line in lines:
+            if line.settled:
+                self._filed.pop((line.filed_by, line.request), None)
         return lines
 
     def refused(self, who: Token) -> list[RequestLine]:
@@ -208,10 +212,7 @@ class ServedRun:
         deadline_days: int,
         terms: TermsGiven,
     ) -> tuple[str, dict[str, str]]:
-        """Put a request into the ledger or the inbox of its run.
-
-        Filing the same id with the same terms again changes nothing. While the request is open, the person who filed it
-        gets the same nonces again.
+        """Put a request into the ledger or the inbox of its run; the same id with the same terms changes nothing.
 
         Args:
             who: Token of the person who files the request.
@@ -222,55 +223,41 @@ class ServedRun:
 
         Returns:
             The id of the request, and the nonces of the commitments in its public certificate by the identity of each
-            record.
+            record. The person who filed the request gets them again as long as it is open and this process runs.
         """
         who.demand("file")
-        name = request or f"r-{secrets.token_hex(4)}"
+        name = check_request_id(request or f"r-{secrets.token_hex(4)}")
         if not who.may("set terms"):
             check_terms(who, self.run.spec, terms)
-        wish = {**terms, "deadline_days": str(deadline_days)}
-        asked = self.key, check_request_id(name), who.name, list(clients), wish
+        wish = {"clients": list(clients), "deadline_days": deadline_days, "terms": dict(terms)}
         with self.lock:  # two concurrent requests must not both pass `check_share`
             known = name in {line.request for line in self.lines(who)}
-            nonces = self._nonces.again(*asked) if known else self._nonces.make(*asked)
-            try:
-                if not who.may("see"):
-                    if nonces is None:
-                        raise IdInUseError(f"you filed {name} with other terms, or it is settled: use another id")
-                    self._submit(who, clients, name, deadline_days, terms, nonces, known)
-                    return name, nonces
+            filed, nonces = self._filed.get((who.name, name), (None, {}))
+            if not (known and filed == wish):
+                nonces = new_nonces(terms.get("records") or ())
+                if known and not who.may("see"):
+                    raise IdInUseError(f"you filed {name} already, with other terms or long ago: use another id")
+            if who.may("see"):
                 if not who.may("set terms"):
                     check_share(self.run, clients)
-                filed = self.run.request(
-                    list(clients), name, deadline_days=deadline_days, actor=who.name, nonces=nonces or {}, **terms
+                self.run.request(
+                    list(clients), name, deadline_days=deadline_days, actor=who.name, nonces=nonces, **terms
                 )
-            except SifuError:
-                if not known:
-                    self._nonces.drop(self.key, [(name, who.name)])
-                raise
+                nonces = self.run.committed(name, nonces)
+            elif not known:
+                self._submit(who, name, wish, nonces)
+            self._filed[who.name, name] = wish, nonces
             self.written()
-            return filed, self.run.committed(filed, nonces or {})
+        return name, nonces
 
-    def _submit(
-        self,
-        who: Token,
-        clients: Sequence[str],
-        name: str,
-        deadline_days: int,
-        terms: TermsGiven,
-        nonces: Mapping[str, str],
-        known: bool,
-    ) -> None:
-        """Post a request to the inbox for a person who may not see the run; skip a request that is `known` already."""
+    def _submit(self, who: Token, name: str, wish: dict[str, Any], nonces: dict[str, str]) -> None:
+        """Post a request to the inbox for a person who may not see the run."""
         # Only the wording of a request is checked here. Its clients and records are checked when it is examined.
-        check_deadline(deadline_days)
-        given = {key: value for key, value in terms.items() if key != "records"}
-        RequestTerms.from_mapping(usual_terms(self.run.spec, clients).to_mapping() | given)
-        content = {"request": name, "clients": list(clients), "deadline_days": deadline_days, "actor": who.name}
-        content |= {"terms": dict(terms), "nonces": dict(nonces)}
-        if not known:  # filing the same id again changes nothing
-            post(self.folder, SUBMITTED, f"s-{secrets.token_hex(8)}", content)
-            self.written()
+        check_deadline(wish["deadline_days"])
+        given = {key: value for key, value in wish["terms"].items() if key != "records"}
+        RequestTerms.from_mapping(usual_terms(self.run.spec, wish["clients"]).to_mapping() | given)
+        content = wish | {"request": name, "actor": who.name, "nonces": nonces}
+        post(self.folder, SUBMITTED, f"s-{secrets.token_hex(8)}", content)
 
     def examine(self, who: Token) -> None:
         """File the requests submitted by people who may not see the run, or record why they are refused.

@@ -15,7 +15,6 @@ from typing import Any
 
 from sifu.api import find_runs
 from sifu.console.jobs import Jobs
-from sifu.console.kept_nonces import KeptNonces
 from sifu.console.request_lines import RequestLine
 from sifu.console.served_run import ServedRun, UnknownError
 from sifu.console.tokens import Token
@@ -33,7 +32,7 @@ class ConsoleService:
     def __init__(self, folders: Sequence[Path], state: Path) -> None:
         self.folders, self.state = tuple(folders), state
         private_folder(state, parents=True)
-        self.jobs, self._nonces = Jobs(state), KeptNonces(state)
+        self.jobs = Jobs(state)
         self._runs: dict[str, ServedRun] = {}
         self._looked = -RESCAN_SECONDS
         self._told: set[str] = set()
@@ -48,7 +47,7 @@ class ConsoleService:
                 runs: list[ServedRun] = []
                 for folder in find_runs(*self.folders):
                     try:
-                        runs.append(here.get(folder) or ServedRun(folder, self.jobs, self._nonces))
+                        runs.append(here.get(folder) or ServedRun(folder, self.jobs))
                     except SifuError as error:  # unsupported version, unfinished run or changed key
                         if str(error) not in self._told:
                             log.warning("%s is not shown: %s", folder, error)

@@ -1,17 +1,14 @@
-"""The console's web server, which listens on loopback unless TLS or an option allows more, and drops slow clients."""
+"""The console's web server, which listens on loopback unless TLS or an option allows more."""
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
-
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from typing import TYPE_CHECKING
 
 from sifu.console.security import is_host
 from sifu.console.tokens import TokenFile
@@ -20,79 +17,7 @@ from sifu.errors import InputError
 if TYPE_CHECKING:
     from uvicorn import Server
 
-HEAD_SECONDS = 10.0
-"""Maximum seconds from the connection, or from the first byte of a later request, to the end of the headers."""
-READ_SECONDS = 60.0
-"""Seconds within which a client must accept pending output."""
-WAITING_SHARE = 0.5
-"""Share of the allowed connections that may wait for headers; beyond it, the oldest one is closed."""
-
-
-class ImpatientProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol with time limits, which uvicorn lacks, on headers and on accepting output."""
-
-    _limit: asyncio.TimerHandle | None = None
-    _reader_limit: asyncio.TimerHandle | None = None
-    _waiting: ClassVar[dict[ImpatientProtocol, None]] = {}
-    """Connections that wait for headers, oldest first."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time limit for the first request."""
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        """Start the time limit if headers are incomplete, and end it if they are complete."""
-        super().data_received(data)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel all time limits."""
-        self._end_limit()
-        self._end_reader_limit()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """Start the time limit for accepting pending output."""
-        super().pause_writing()
-        self._end_reader_limit()
-        self._reader_limit = self.loop.call_later(READ_SECONDS, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """Cancel the time limit for accepting output."""
-        self._end_reader_limit()
-        super().resume_writing()
-
-    def _end_reader_limit(self) -> None:
-        if self._reader_limit is not None:
-            self._reader_limit.cancel()
-            self._reader_limit = None
-
-    def _watch(self) -> None:
-        if not self._awaits_head():
-            self._end_limit()
-        elif self._limit is None:
-            self._limit = self.loop.call_later(HEAD_SECONDS, self._close)
-            self._waiting[self] = None
-            if self.limit_concurrency and len(self._waiting) > WAITING_SHARE * self.limit_concurrency:
-                next(iter(self._waiting))._close()
-
-    def _awaits_head(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
-    def _end_limit(self) -> None:
-        self._waiting.pop(self, None)
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
-
-    def _close(self) -> None:
-        self._end_limit()
-        if self._awaits_head() and not self.transport.is_closing():
-            self.transport.close()
-
-
-MOST_CONNECTIONS = 4000
+MOST_CONNECTIONS, IDLE_SECONDS, LARGEST_HEAD = 4000, 5, 16 << 10
 
 
 @dataclass(frozen=True)
@@ -194,7 +119,7 @@ def server(app: object, binding: Binding, limit: int = MOST_CONNECTIONS) -> Serv
         app,  # type: ignore[arg-type]
         ssl_certfile=binding.certificate,
         ssl_keyfile=str(binding.key) if binding.key else None,
-        http=ImpatientProtocol,
+        http="h11",
         ws="none",
         access_log=False,
         log_level="warning",
@@ -203,6 +128,8 @@ def server(app: object, binding: Binding, limit: int = MOST_CONNECTIONS) -> Serv
         forwarded_allow_ips=list(binding.proxies),
         timeout_graceful_shutdown=3,
         limit_concurrency=limit,
+        timeout_keep_alive=IDLE_SECONDS,
+        h11_max_incomplete_event_size=LARGEST_HEAD,
     )
     return Server(config)
 

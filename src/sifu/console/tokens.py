@@ -276,10 +276,11 @@ class Session:
 
 @dataclass(frozen=True)
 class Visitor:
-    """Token of a request and, if a browser sent it, the session."""
+    """Token of a request and, if a browser sent it, the session; `refreshes` is True if an open page asks again."""
 
     token: Token
     session: Session | None = None
+    refreshes: bool = False
 
     def csrf_holds(self, given: str) -> bool:
         """Return whether a change comes from one of the console's own pages, or from a program with a token."""
@@ -329,4 +330,4 @@ class Sessions:
             self.end(session)
             return None
         session.token = token
-        return Visitor(token, session)
+        return Visitor(token, session, "x-refresh" in request.headers)
