@@ -68,9 +68,6 @@ class MadeUpFederation:
         step = way * (SHIFT / np.linalg.norm(way))
         return RoundResult(model + step, who, np.full(who.size, 10), drifts, SHIFT * (1.0 + 1e-6), 0.0)
 
-    def local_updates(self, model: Any, position: Position, clients: Any, steps: int) -> Any:
-        return np.zeros((len(clients), SIZE))
-
     def evaluate(self, model: Any, clients: Any) -> Evaluation:
         count = np.asarray(clients).size
         return Evaluation(np.asarray(clients), np.full(count, 10), np.full(count, 9), np.full(count, 1.0))

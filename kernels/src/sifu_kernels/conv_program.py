@@ -404,18 +404,13 @@ class ConvProgram:
         """Run `rounds` rounds from `history[0]`; afterwards `history[k]` is the model after k rounds."""
         self._rounds.run(self._round, rounds)
 
-    def local_steps(self, steps: int) -> None:
-        """Run only the local steps of round 0 of the schedule; `params` then holds the local models."""
-        self.counter.zero_()
-        self._local_steps(steps)
-
     def evaluate(self, models: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return whether each of `rows` (lanes, samples) is classified correctly by its lane's model, and its loss."""
         return self._forward.evaluate(models, rows)
 
     def _round(self) -> None:
         """Run the round that `counter` selects."""
-        self._local_steps(self.training.steps)
+        self._local_steps()
         round_kernels.average[(self._blocks, self.lanes)](
             self.history, self.counter, self._places, self.params, self.weights, self.origins, self._partial,
             self.lanes, self.size, SLOTS=self.slots, BLOCK=BLOCK,
@@ -426,7 +421,7 @@ class ConvProgram:
         )  # fmt: skip
         self.counter.add_(1)
 
-    def _local_steps(self, steps: int) -> None:
+    def _local_steps(self) -> None:
         """Distribute the models and train them by the schedule of the round that `counter` selects."""
         dropout = bool(self.plan.dropout)
         self._now_rows.copy_(self._rows.index_select(0, self.counter)[0])
@@ -436,7 +431,7 @@ class ConvProgram:
             self.history, self.counter, self._order, self.params, self.lanes, self.width, self.size,
             SLOTS=self.slots, BLOCK=BLOCK,
         )  # fmt: skip
-        for step in range(steps):
+        for step in range(self.training.steps):
             rows, keys = self._now_rows[step], self._now_dropout[step] if dropout else None
             self._forward.train(rows, self.params, self._activations, keys)
             self._backward.step(rows, first=step == 0)

@@ -85,12 +85,12 @@ class ConvTrainer:
         Averaging uses one thread, because torch's other threads would occupy the cores that train
         (`sifu.engines.sim.threads`).
         """
-        threads, steps = torch.get_num_threads(), self._training.steps
+        threads = torch.get_num_threads()
         with one_thread(), ExitStack() as stack:
 
             def train() -> Iterator[tuple[slice, Tensor]]:
                 # Close the generator here even if averaging fails, because closing restores the number of threads.
-                return stack.enter_context(closing(self.train(start, position, participants, steps, threads)))
+                return stack.enter_context(closing(self.train(start, position, participants, threads)))
 
             return average_models(train, start.astype(np.float64), samples, start.itemsize)
 
@@ -99,10 +99,9 @@ class ConvTrainer:
         start: Vector,
         position: Position,
         participants: ClientIndices,
-        steps: int,
         threads: int | None = None,
     ) -> Generator[tuple[slice, Tensor]]:
-        """Yield (places among the participants, rows of models) after `steps` local steps, some clients at a time.
+        """Yield (places among the participants, rows of models) after local training, some clients at a time.
 
         `threads` is the number of threads, by default torch's setting.
         """
@@ -119,11 +118,11 @@ class ConvTrainer:
                 team = min(SUMS, threads // left, most_pieces) if left else 1
                 alone = chosen.size - left if team > 1 else chosen.size
                 waiting = [
-                    crew.submit(self._train_alone, model, position, int(client), steps, rows[place])
+                    crew.submit(self._train_alone, model, position, int(client), rows[place])
                     for place, client in enumerate(chosen[:alone])
                 ]
                 for place in range(alone, chosen.size):
-                    shared = self._begin(model, position, int(chosen[place]), steps)
+                    shared = self._begin(model, position, int(chosen[place]))
                     meeting = threading.Barrier(team)
                     waiting += [
                         crew.submit(self._train_member, shared, member, meeting, rows[place]) for member in range(team)
@@ -165,18 +164,18 @@ class ConvTrainer:
         count = -(-samples // self._piece)
         return [(samples * piece // count, samples * (piece + 1) // count) for piece in range(count)]
 
-    def _begin(self, model: Tensor, position: Position, client: int, steps: int) -> _Local:
+    def _begin(self, model: Tensor, position: Position, client: int) -> _Local:
         """Return the state before a client's local training, with the model, the batches and the dropout keys."""
         local = self._locals.take()
         local.value.copy_(model)
         plan, hidden = self._plan, [layer for layer in self._network.linear_layers if layer.hidden]
-        local.batches = [torch.from_numpy(rows + self._first[client]) for rows in plan.batches(position, client, steps)]
-        places = np.arange(steps)[:, None], np.arange(len(hidden))[None, :]
+        local.batches = [torch.from_numpy(rows + self._first[client]) for rows in plan.batches(position, client)]
+        places = np.arange(self._training.steps)[:, None], np.arange(len(hidden))[None, :]
         local.keys = dropout_key(plan.seed, position, int(plan.numbers[client]), *places)
         return local
 
-    def _train_alone(self, model: Tensor, position: Position, client: int, steps: int, row: Tensor) -> None:
-        self._train_member(self._begin(model, position, client, steps), 0, threading.Barrier(1), row)
+    def _train_alone(self, model: Tensor, position: Position, client: int, row: Tensor) -> None:
+        self._train_member(self._begin(model, position, client), 0, threading.Barrier(1), row)
 
     def _train_member(self, local: _Local, member: int, meeting: threading.Barrier, row: Tensor) -> None:
         """Run one team member's share of a client's training; the first member writes the model into `row`."""

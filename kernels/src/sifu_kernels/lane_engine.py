@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
@@ -11,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sifu.core.engine import Evaluation, LacksData, Position, RoundResult, ShowsSamples
+from sifu.core.engine import Evaluation, Position
 from sifu.core.layout import Vector
-from sifu.core.round_stream import RoundsWanted, RunsAhead, StreamedRound, StreamsGroupRounds, is_evaluated
-from sifu.core.spec import StopSpec
+from sifu.core.round_stream import RoundsWanted, StreamedRound, is_evaluated
+from sifu.engines.sim.gpu.device_engine import DeviceEngine
 from sifu.engines.sim.gpu.device_queue import DeviceQueue
 from sifu.engines.sim.simulator import SimulatedFederation
 from sifu.errors import RoundRejectedError
@@ -25,89 +24,40 @@ from sifu_kernels.lane_group import LaneGroup
 from sifu_kernels.lane_stream import Chunk, Evaluated, LaneStream
 from sifu_kernels.schedule import slots_for
 
-NONE = np.zeros(0, dtype=np.int64)
 
-
-class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
+class LaneEngine(DeviceEngine):
     """Engine of one lane of a group.
 
     Call `close` when the run is done, so that other lanes do not wait for it.
     """
 
     def __init__(self, federation: SimulatedFederation, group: LaneGroup, lane: int) -> None:
-        self._federation, self._group, self._lane = federation, group, lane
-        self.layout, self.clients = federation.layout, federation.clients
+        super().__init__(federation)
+        self._group, self._lane = group, lane
         # Use a separate queue, so that work of this lane does not wait for rounds that the group computes in advance.
         self._queue = DeviceQueue(group.device)
         self.facts = replace(federation.facts, dtype=TF32, trainer=NAME)
         self._places, self._entries = group.source.entries, group.entries
         self._samples = np.array([client.samples for client in federation.clients], dtype=np.int64)
 
-    @property
-    def sample_digests(self) -> tuple[str, ...]:
-        """Digest of each client's samples, as in the embedded engine."""
-        return self._federation.sample_digests
-
-    def initial_model(self, branch: int) -> Vector:
-        """Return the initial model of a branch, as in the embedded engine."""
-        return self._federation.initial_model(branch)
-
     def close(self) -> None:
         """Remove this lane from the group."""
         self._group.close(self._lane)
 
-    def run_round(
-        self,
-        model: Vector,
-        position: Position,
-        active: ClientIndices,
-        *,
-        absent: ClientIndices | None = None,
-    ) -> RoundResult:
-        """Run one round of FedAvg."""
-        stop = StopSpec(target=0.0, min_rounds=0, max_rounds=position.round + 1, evaluate_every=1)
-        wanted = RoundsWanted(stop, model.astype(np.float64), evaluated=NONE)
-        together = self._run_together([model], position, [active], wanted, absent, single=True)
-        with contextlib.closing(together) as rounds:
-            (done,) = next(rounds)
-            return RoundResult(
-                done.fetch_model(), done.participants, done.samples, done.drifts, done.mean_shift, done.rounding
-            )
-
-    def run_rounds(
-        self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
-    ) -> Iterator[StreamedRound]:
-        """Yield rounds computed by the group in chunks."""
-        with contextlib.closing(self._run_together([model], position, [active], wanted)) as rounds:
-            for (done,) in rounds:
-                yield done
-
-    def stream_group_rounds(
-        self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices], wanted: RoundsWanted
-    ) -> Iterator[list[StreamedRound]]:
-        """Yield lists of rounds, one round per group from the group's own model; every group is a lane of the program.
-
-        Models stay on the device until they are read, because only a few of them are read.
-        """
-        return self._run_together(models, position, groups, wanted, models_stay=True)
-
-    def _run_together(
+    def _stream(
         self,
         models: Sequence[Vector],
         position: Position,
         groups: Sequence[ClientIndices],
         wanted: RoundsWanted,
-        absent: ClientIndices | None = None,
         *,
-        single: bool = False,
         models_stay: bool = False,
     ) -> Generator[list[StreamedRound]]:
-        """Yield lists of rounds, one round per group; `LaneStream` describes `single` and `models_stay`."""
+        """Yield lists of rounds computed in chunks; every group is a lane of the program."""
         origin = self._upload(wanted.origin, "float64")
         # Groups usually start from the same model, which is reordered and uploaded once.
         different = {id(model): model for model in models}
         starts = {key: self._upload(model) for key, model in different.items()}
-        missing = self._upload_mask(NONE if absent is None else absent)
         streams = [
             LaneStream(
                 self._lane,
@@ -115,12 +65,10 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
                 origin,
                 position,
                 self._upload_mask(members),
-                missing,
                 len(members),
                 slots_for(self.facts.participation, len(members)),
                 wanted,
                 wanted.stop.max_rounds - position.round,
-                single,
                 models_stay,
             )
             for model, members in zip(models, groups, strict=True)
@@ -147,14 +95,6 @@ class LaneEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         mask[clients] = True
         with self._group.queue.here():
             return self._group.queue.upload(mask)
-
-    def local_updates(
-        self, model: Vector, position: Position, clients: ClientIndices, steps: int
-    ) -> NDArray[np.floating]:
-        """Return one row theta_i - model per client, after its first `steps` local steps at this position."""
-        start = self._in_device_order(model)
-        updates = self._group.local_updates(self._lane, start, position, np.asarray(clients), steps)
-        return np.asarray(updates[:, self._places])
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Evaluate `model` on the data of each of `clients`."""

@@ -33,7 +33,6 @@ from sifu_kernels.schedule import (
     LaneTables,
     Schedule,
     ScheduleDrawer,
-    batches_of,
     rounded_up,
     width_for,
 )
@@ -168,39 +167,6 @@ class LaneGroup:
         queue.synchronize()
         return evaluated
 
-    def local_updates(
-        self, lane: int, model: NDArray[np.generic], position: Position, clients: NDArray[np.int64], steps: int
-    ) -> NDArray[Any]:
-        """Return one row theta_i - model per client, in device order.
-
-        Args:
-            lane: Lane of the clients.
-            model: The starting model, in device order.
-            position: Branch and round.
-            clients: Indices of the clients.
-            steps: Number of local steps.
-        """
-        with self._device_lock, self.queue.here():
-            program, slots = self._lone_program(), self.source.drawing.slots
-            tables = self._tables.select(self._one(lane))
-            start = self.queue.upload(model)
-            program.history[0, 0] = start
-            rows = []
-            for first in range(0, clients.size, slots):
-                part = clients[first : first + slots]
-                who = np.full((1, 1, slots), -1, dtype=np.int64)
-                who[0, 0, : part.size] = part
-                branch, at = self._one(position.branch), self._one(position.round)[None]
-                program.load(batches_of(tables, self.queue.upload(who), branch, at, self.source.drawing))
-                program.local_steps(steps)
-                rows.append(self.queue.download(program.params[: part.size] - start))
-            done = self.queue.mark()
-        done.synchronize()
-        return np.concatenate(rows)
-
-    def _one(self, value: int) -> Tensor:
-        return self.queue.upload(np.array([value], dtype=np.int64))
-
     # -- the worker ----------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
@@ -270,17 +236,13 @@ class LaneGroup:
         rooms = ((STAYING_BYTES, staying), (CHUNK_BYTES, count - staying))
         room = min(limit // (size * models) for limit, models in rooms if models)
         rounds = max(1, min(self._chunk, room, max(stream.left for stream in streams)))
-        if any(stream.single for stream in streams):
-            rounds = 1
         where = np.zeros((3, capacity), dtype=np.int64)
         where[:, :count] = np.array(
             [(stream.lane, stream.position.branch, stream.position.round) for stream in streams]
         ).T
         drawer.places.copy_(self.queue.upload(where))
         drawer.active.zero_()
-        drawer.absent.zero_()
         torch.stack([stream.active for stream in streams], out=drawer.active[:count])
-        torch.stack([stream.absent for stream in streams], out=drawer.absent[:count])
         torch.stack([stream.model for stream in streams], out=program.history[0, :count])
         torch.stack([stream.origin for stream in streams], out=program.origins[:count])
         schedule = drawer.draw()

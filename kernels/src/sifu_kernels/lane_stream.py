@@ -86,15 +86,12 @@ class LaneStream:
     origin: Tensor
     position: Position
     active: Tensor
-    absent: Tensor
     clients: int
     """Number of active clients."""
     slots: int
     """Number of slots for the participants of a round (`slots_for`)."""
     wanted: RoundsWanted
     left: int
-    single: bool = False
-    """True for a stream of one round, which should not wait for other rounds."""
     models_stay: bool = False
     """True if models stay on the device until they are read; otherwise all models of a chunk are copied to the host."""
     chunks: deque[Chunk] = field(default_factory=deque)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -105,7 +105,6 @@ class ScheduleDrawer:
         self.places = torch.zeros((3, lanes), dtype=torch.int64, device=device)
         self.lanes, self.branches, self.starts = self.places
         self.active = torch.zeros((lanes, clients), dtype=torch.bool, device=device)
-        self.absent = torch.zeros_like(self.active)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._drawn: Schedule | None = None
 
@@ -120,14 +119,13 @@ class ScheduleDrawer:
         return self._drawn
 
     def _draw(self) -> None:
-        tables, where = self._tables.select(self.lanes), (self.branches, self.starts)
-        self._drawn = draw_schedule(tables, self.active, self.absent, *where, self._rounds, self._drawing)
+        tables = self._tables.select(self.lanes)
+        self._drawn = draw_schedule(tables, self.active, self.branches, self.starts, self._rounds, self._drawing)
 
 
 def draw_schedule(
     tables: LaneTables,
     active: Tensor,
-    absent: Tensor,
     branches: Tensor,
     first_rounds: Tensor,
     rounds: int,
@@ -138,7 +136,6 @@ def draw_schedule(
     Args:
         tables: Samples and keys of the lanes.
         active: Clients that may be drawn (lanes, clients).
-        absent: Clients that are removed after the draw (lanes, clients).
         branches: Branch of each lane.
         first_rounds: First round of each lane.
         rounds: Number of rounds to draw.
@@ -148,21 +145,8 @@ def draw_schedule(
         The schedule of the rounds.
     """
     position = first_rounds[None, :] + torch.arange(rounds, device=tables.rows.device)[:, None]
-    who, drawn = _participants(tables, active, absent, branches, position, drawing)
-    schedule = batches_of(tables, who, branches, position, drawing)
-    return replace(schedule, drawn=drawn)
+    who, drawn = _participants(tables, active, branches, position, drawing)
 
-
-def batches_of(tables: LaneTables, who: Tensor, branches: Tensor, position: Tensor, drawing: Drawing) -> Schedule:
-    """Draw the batches and dropout keys of given participants.
-
-    Args:
-        tables: Samples and keys of the lanes.
-        who: Participants (rounds, lanes, slots), with -1 for an empty slot.
-        branches: Branch of each lane.
-        position: Round number of each round and lane (rounds, lanes).
-        drawing: Settings of participation and local training.
-    """
     (rounds, lanes, slots), steps, device = who.shape, drawing.steps, who.device
     chosen = who.clamp(min=0)
     lane = torch.arange(lanes, device=device)[None, :, None]
@@ -176,11 +160,11 @@ def batches_of(tables: LaneTables, who: Tensor, branches: Tensor, position: Tens
     by_step = scores(by_client, torch.arange(steps, device=device)[None, :, None])
     layers = torch.arange(max(drawing.dropout_layers, 1), device=device)[None, None, :, None]
     drops = scores(by_step[:, :, None, :], layers)
-    return Schedule(who, weights, rows, drops, (who >= 0).sum(dim=2))
+    return Schedule(who, weights, rows, drops, drawn)
 
 
 def _participants(
-    tables: LaneTables, active: Tensor, absent: Tensor, branches: Tensor, position: Tensor, drawing: Drawing
+    tables: LaneTables, active: Tensor, branches: Tensor, position: Tensor, drawing: Drawing
 ) -> tuple[Tensor, Tensor]:
     clients, slots, participation = active.shape[1], drawing.slots, drawing.participation
     index = torch.arange(clients, device=active.device)
@@ -196,7 +180,6 @@ def _participants(
             ordered = torch.where(active[None], drawn ^ _SIGN, _LAST)
             first = ordered.sort(dim=2, stable=True).indices[:, :, : participation.count]
             taking = torch.zeros_like(ordered, dtype=torch.bool).scatter_(2, first, True) & active[None]
-    taking = taking & ~absent[None]
     kept = torch.where(taking, index, clients).sort(dim=2).values[:, :, :slots]
     if kept.shape[2] < slots:
         kept = torch.nn.functional.pad(kept, (0, slots - kept.shape[2]), value=clients)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.layout import ModelLayout, Vector
 from sifu.theory.arrays import Floats, Integers
@@ -161,12 +160,7 @@ class Engine(Federation, Protocol):
         """Return a fresh model that depends on no client's data; a random initialisation differs between branches."""
         ...
 
-    def run_round(
-        self,
-        model: Vector,
-        position: Position,
-        active: ClientIndices,
-    ) -> RoundResult:
+    def run_round(self, model: Vector, position: Position, active: ClientIndices) -> RoundResult:
         """Run one round from `model` among the `active` clients, without modifying `model`.
 
         The same model, position and active clients give the same result, bit for bit, on one machine.
@@ -176,12 +170,6 @@ class Engine(Federation, Protocol):
             position: Branch and number of the round.
             active: Clients that may take part.
         """
-        ...
-
-    def local_updates(
-        self, model: Vector, position: Position, clients: ClientIndices, steps: int
-    ) -> NDArray[np.floating]:
-        """Return the update theta_i - model of each client after `steps` local steps, in the order of `clients`."""
         ...
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:

@@ -110,16 +110,14 @@ ENTRIES_PER_BLOCK = 2**15
 
 @dataclass(frozen=True)
 class RoundSetup:
-    """Inputs of a round: its model, its position, the active clients, and the optional results to compute.
+    """Inputs of a round: its model, its position and the active clients.
 
-    `start` is a copy in the model's own type. `absent` clients are drawn like all others and then left out, and their
-    slots are not refilled: this is the counterfactual of Psi.
+    `start` is a copy in the model's own type.
     """
 
     start: Vector
     position: Position
     active: ClientIndices | Places
-    absent: ClientIndices | None = None
 
 
 @dataclass(frozen=True)
@@ -208,8 +206,7 @@ def run_round(steps: RoundSteps[Collected, Accepted], setup: RoundSetup, drawn: 
 
 def draw(participation: Participation, key: int, setup: RoundSetup) -> ClientIndices:
     """Return the sorted participants of a round."""
-    drawn = participation.draw(setup.active, place_key(key, setup.position.branch, setup.position.round))
-    return drawn if setup.absent is None else np.setdiff1d(drawn, setup.absent)
+    return participation.draw(setup.active, place_key(key, setup.position.branch, setup.position.round))
 
 
 def gate_replies(

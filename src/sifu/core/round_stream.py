@@ -202,11 +202,7 @@ def rounds_one_by_one(
     looked_at = active if wanted.evaluated is None else wanted.evaluated
     stop, start = wanted.stop, position.round
     while start < stop.max_rounds:
-        result = engine.run_round(
-            model,
-            Position(position.branch, start),
-            active,
-        )
+        result = engine.run_round(model, Position(position.branch, start), active)
         model = result.model
         _refuse_not_finite(result, start)
         lost = is_lost(engine, Position(position.branch, start), active, result.participants)
@@ -242,7 +238,7 @@ class DrawsAhead:
         drawn = waiting[3].result() if waiting is not None and wanted else self._draw(places, position)
         following = Position(position.branch, position.round + 1)
         self._waiting = process, places, following, _helper(process).submit(self._draw, places, following)
-        return drawn if setup.absent is None else np.setdiff1d(drawn, setup.absent)
+        return drawn
 
     def _draw(self, places: Places, position: Position) -> ClientIndices:
         return self._participation.draw(places, place_key(self._key, position.branch, position.round))

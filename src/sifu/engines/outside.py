@@ -21,7 +21,6 @@ from sifu.core.replies import Reply, printable
 from sifu.core.round import RoundSetup, run_round
 from sifu.engines.plans import Instruction
 from sifu.engines.remote import NO_ROUND, NO_SCORE, Blueprint, OpenRound, RemoteFederation, Score, evaluation_of
-from sifu.errors import InputError
 from sifu.theory.participation import ClientIndices
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -90,14 +89,6 @@ class OutsideFederation(RemoteFederation):
         if isinstance(arrays, Mapping) and all(type(array) is np.ndarray for array in arrays.values()):
             arrays = np.asarray(model_pieces(arrays, self.layout))
         return Reply(name if client is None else client, position, samples, arrays, owned=True)
-
-    def local_updates(
-        self, model: Vector, position: Position, clients: ClientIndices, steps: int
-    ) -> NDArray[np.floating]:
-        """Raise `InputError`: only the operator's program knows its clients' number of local steps."""
-        raise InputError(
-            f"this method needs {steps} local steps of clients, which a server loop cannot request: use another method"
-        )
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Evaluate `model` on the clients that reply; others count with zero samples."""

@@ -209,7 +209,7 @@ class ReadyClient:
         client = reading_tokens(self, plan.features)
         federation = _federation_of(client, plan, instruction.client)
         start = federation.layout.flatten(model)
-        moved = federation.local_models(start, instruction.position, np.array([0]), instruction.steps)[0]
+        moved = federation.local_models(start, instruction.position, np.array([0]))[0]
         return dict(federation.layout.unflatten(moved)), federation.clients[0].samples
 
     def evaluate(self, model: Arrays, instruction: Instruction) -> tuple[int, int, float]:

@@ -175,21 +175,10 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
         """
 
     @abstractmethod
-    def local_updates(
-        self, model: Vector, position: Position, clients: ClientIndices, steps: int
-    ) -> NDArray[np.floating]:
-        """Return one row theta_i - model per client, where theta_i is the client's model after `steps` local steps."""
-
-    @abstractmethod
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Evaluate `model` on the clients that reply; others count with zero samples."""
 
-    def run_round(
-        self,
-        model: Vector,
-        position: Position,
-        active: ClientIndices,
-    ) -> RoundResult:
+    def run_round(self, model: Vector, position: Position, active: ClientIndices) -> RoundResult:
         """Run one round of FedAvg with the clients that reply; too few replies leave the model unchanged."""
         setup = RoundSetup(self.layout.own_copy(model), position, active)
         return self.run_together([setup], separate=False)[0]

@@ -12,10 +12,8 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.closed_form_engine import MaskedStatisticsEngine, MaskedSum
 from sifu.core.engine import Position, Reason, Rejection, RoundResult
@@ -102,10 +100,6 @@ class RemoteStatistics(RemoteFederation):
     def run_together(self, setups: Sequence[RoundSetup], *, separate: bool) -> list[RoundResult]:
         """Raise `InputError`: a head is solved from statistics, not trained in rounds."""
         raise InputError("a head in closed form is solved from statistics and cannot be trained in rounds")
-
-    def local_updates(self, *arguments: Any) -> NDArray[np.floating]:
-        """Raise `InputError`: a closed-form head has no updates."""
-        raise InputError("clients of a closed-form head send statistics once, and no updates")
 
 
 class MaskedRemoteStatistics(RemoteStatistics, MaskedStatisticsEngine):

@@ -131,7 +131,7 @@ OWN_ENGINES = {
     "sifu.engines.flower.statistics_engine.MaskedFlowerStatistics": ON_NODES,
 }
 """Kind of each engine class: the inputs that determine the last bits of its rounds (docs/theory.md, section 6.6)."""
-METHODS = ("run_round", "run_rounds", "local_updates", "initial_model", "collect")
+METHODS = ("run_round", "run_rounds", "initial_model", "collect")
 
 
 def engine_kind(engine: Engine) -> str:

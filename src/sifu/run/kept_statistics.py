@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.run.run_view import RunView
 from sifu.store.own_statistics import OwnStatistics
-from sifu.theory.arrays import Floats
 from sifu.theory.closed_form import Statistics
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices
@@ -49,13 +47,9 @@ class KeptStatistics(LacksData):
             raise self._gone(client)
         return iter(())
 
-    def run_round(self, model: Vector, position: Position, active: ClientIndices, **wanted: Any) -> RoundResult:
+    def run_round(self, model: Vector, position: Position, active: ClientIndices) -> RoundResult:
         """Raise an error, because a round needs data."""
         raise self._gone(int(active[0]))
-
-    def local_updates(self, model: Vector, position: Position, clients: ClientIndices, steps: int) -> Floats:
-        """Raise an error, because updates need data."""
-        raise self._gone(int(clients[0]))
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Return an evaluation without samples."""

@@ -169,7 +169,7 @@ def test_large_rows_of_another_client_change_no_bit(name: str) -> None:
     stay = np.array([0, 1, 2, 3, 5, 6, 7])
     assert np.array_equal(rounds(usual, stay), rounds(other, stay))
     start = usual.initial_model(1)
-    here, there = (engine.local_models(start, Position(1, 0), np.arange(8), 4) for engine in (usual, other))
+    here, there = (engine.local_models(start, Position(1, 0), np.arange(8)) for engine in (usual, other))
     assert np.array_equal(here[stay], there[stay])
     assert not np.array_equal(here[4], there[4])
 

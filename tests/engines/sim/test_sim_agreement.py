@@ -84,10 +84,10 @@ def test_the_local_models_agree_one_by_one(make_federation, batch_size):
         make_federation, "softmax", features=40, rate=0.01, batch_size=batch_size, weight_decay=0.1
     )
     position, who = Position(1, 2), np.array([0, 2, 3, 4])
-    expected = {place.start: rows[0] for place, rows in loop._trainer.train(start, position, who, 4)}
+    expected = {place.start: rows[0] for place, rows in loop._trainer.train(start, position, who)}
     by_place = {
         int(place): row
-        for places, rows in fast._trainer.train(start, position, who, 4)
+        for places, rows in fast._trainer.train(start, position, who)
         for place, row in zip(places, rows, strict=True)
     }
     assert sorted(by_place) == sorted(expected) == [0, 1, 2, 3]
@@ -152,7 +152,7 @@ def test_steps_of_their_own_agree_with_the_loop_and_with_numpy(
         result = engine.run_round(start, Position(0, 0), np.arange(5))
         assert relative(result.model - start, mean - start) < 1e-9
         assert relative(result.drifts, np.linalg.norm(np.array(models) - mean, axis=1)) < 1e-9
-        local = engine.local_models(start, Position(0, 0), np.arange(5), training.steps)
+        local = engine.local_models(start, Position(0, 0), np.arange(5))
         assert relative(local, np.array(models)) < 1e-11
 
 

@@ -158,7 +158,7 @@ def test_whole_rounds_are_between_the_truth_and_a_millionth_more(make_clients):
     who = np.arange(5)
     result = federation.run_round(start, Position(0, 0), who)
     local = np.zeros((5, start.size), dtype=Extended)
-    for places, rows in federation._trainer.train(start, Position(0, 0), who, 5):
+    for places, rows in federation._trainer.train(start, Position(0, 0), who):
         local[places] = rows.numpy()
     samples = np.array([5, 6, 8, 9, 10], dtype=Extended)
     mean = (samples[:, None] * local).sum(axis=0) / samples.sum()

@@ -265,7 +265,6 @@ class Messenger:
         record: ArrayRecord | None,
         position: Position,
         kind: str,
-        steps: int | None = None,
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> dict[int, Message]:
         """Return one message per client.
@@ -275,14 +274,13 @@ class Messenger:
             record: The model to send, or None to send no model.
             position: Branch and round.
             kind: Flower's message type.
-            steps: Number of local steps, or None for the number in the client's profile.
             more: Additional entries of `config`.
         """
         blueprint, shown = self._federation.blueprint, self.shown
         own = blueprint.evaluate_config if kind == EVALUATE else None
         messages = {}
         for client, node in nodes.items():
-            instruction = Instruction(position, client, steps or blueprint.clients[client].local_steps, blueprint.plan)
+            instruction = Instruction(position, client, blueprint.clients[client].local_steps, blueprint.plan)
             config = {
                 **(blueprint.config if own is None else own),
                 **(shown(shown.kept.get(client)) if shown else {}),

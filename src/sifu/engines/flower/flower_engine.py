@@ -21,11 +21,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sifu.core.engine import Evaluation, Position, RoundResult
-from sifu.core.layout import ModelLayout, ModelPieces, Vector
-from sifu.core.replies import Reply, vector_refusal
+from sifu.core.layout import ModelLayout, Vector
+from sifu.core.replies import Reply
 from sifu.core.round import RoundSetup, run_round
 from sifu.core.round_stream import RoundsWanted, RunsAhead, StreamedRound, rounds_one_by_one
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint
@@ -55,7 +54,7 @@ from sifu.engines.remote import (
     Score,
     evaluation_of,
 )
-from sifu.errors import InputError, NoClientResponseError
+from sifu.errors import NoClientResponseError
 from sifu.theory.arrays import Floats
 from sifu.theory.facts import CLOSED_EARLY, LEAST_MASKED, MINIMUM_OF_ANSWERS
 from sifu.theory.participation import ClientIndices, Places
@@ -211,41 +210,6 @@ class FlowerFederation(RemoteFederation, RunsAhead):
     def _evaluation_if_any(self, model: Vector, clients: ClientIndices) -> Evaluation | None:
         evaluation = self._evaluate(model, clients, reported=True)
         return evaluation if evaluation.samples.any() else None
-
-    def local_updates(
-        self, model: Vector, position: Position, clients: ClientIndices, steps: int
-    ) -> NDArray[np.floating]:
-        """Return one row theta_i - model per client; all must reply, so each client is asked up to `ATTEMPTS` times."""
-        if self._masked:
-            raise InputError("this method needs the update of each client, which the server of a masked run never sees")
-        start = self.layout.own_copy(model)
-        models: dict[int, ModelPieces] = {}
-        for attempt in range(ATTEMPTS):
-            missing = [int(client) for client in clients if int(client) not in models]
-            if missing:
-                if attempt:
-                    time.sleep(self.pause)
-                nodes = self._messenger.online(position, missing, everybody=True)
-                messages = self._messenger.messages(nodes, self._messenger.record(start), position, TRAIN, steps)
-                answers = self._messenger.ask(messages, lambda reply: read_model(reply, self.layout), position)
-                for client, (vector, samples) in answers.items():
-                    if self._usable(position, client, start, vector, samples):
-                        models[client] = vector
-        names = [self.clients[int(client)].name for client in clients if int(client) not in models]
-        if names:
-            raise NoClientResponseError(
-                f"{', '.join(names[:5])} did not answer but are needed: nothing was changed; try again later"
-            )
-        rows = [np.asarray(models[int(client)]) - start for client in clients]
-        return np.stack(rows) if rows else np.zeros((0, start.size), dtype=self.layout.dtype)
-
-    def _usable(self, position: Position, client: int, start: Vector, vector: ModelPieces, samples: int) -> bool:
-        """Return whether a reply may be used; if not, record the reason as an incident."""
-        mine = self.clients[client].samples
-        why = "wrong samples" if samples != mine else vector_refusal(vector, start, self.layout)
-        if why is not None:
-            self.note(position, client, f"its reply was refused: {why}")
-        return why is None
 
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Evaluate `model` on the clients that reply; all other clients count with zero samples.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,12 +143,7 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
             self._kept[client] = np.concatenate(pieces)
             self._kept_bytes += size
 
-    def run_round(
-        self,
-        model: Vector,
-        position: Position,
-        active: ClientIndices,
-    ) -> RoundResult:
+    def run_round(self, model: Vector, position: Position, active: ClientIndices) -> RoundResult:
         """Solve for the head of the active clients, ignoring `model`; drifts are unknown."""
         chosen = np.asarray(active, dtype=np.int64)
         parts = []
@@ -160,10 +155,6 @@ class ClosedFormFederation(LacksData, ShowsSamples, HasRecords):
         vector = head.weights.ravel()
         drifts = np.full(chosen.size, np.inf)
         return RoundResult(vector, chosen, self._samples[chosen], drifts, norm_up(vector - model), 0.0)
-
-    def local_updates(self, *arguments: Any) -> NDArray[np.floating]:
-        """Raise `InputError`: a closed-form head has no updates."""
-        raise InputError("clients of a closed-form head send statistics once, and no updates")
 
     def features(self, x: Array) -> Floats:
         """Return the features of samples, one row per sample, without the constant column."""

@@ -91,13 +91,13 @@ class VectorisedTrainer:
         self._whole = {id(block): whole for block in self._blocks if (whole := self._whole_batches(block))}
 
     def train(
-        self, start: Vector, position: Position, participants: ClientIndices, steps: int
+        self, start: Vector, position: Position, participants: ClientIndices
     ) -> Iterator[tuple[PartPlaces, Tensor]]:
-        """Yield (places among the participants, rows of models) after `steps` local steps, one part at a time."""
+        """Yield (places among the participants, rows of models) after local training, one part at a time."""
         model = torch.tensor(start).reshape(self._shape)
         for part in self._parts(participants):
-            updates = self._updates(part, model, position, steps).transpose(1, 2)
-            yield part.places, (updates + self._share(part, steps) * model).flatten(1)
+            updates = self._updates(part, model, position).transpose(1, 2)
+            yield part.places, (updates + self._share(part) * model).flatten(1)
 
     def average(
         self,
@@ -169,22 +169,22 @@ class VectorisedTrainer:
         self, part: Part, model: Tensor, position: Position, keep: bool, keep_samples: bool, threads: int
     ) -> LocalUpdates:
         """Return the updates of a part in the form that is cheapest to average."""
-        places, steps, whole = part.places, self._training.steps, self._whole.get(id(part.block))
+        places, whole = part.places, self._whole.get(id(part.block))
         if whole is not None:
             turned = _turned(model)
             return RowUpdates(lambda: iter([(places, whole.updates(part.block, part.rows, turned, threads))]), keep)
         if part.gram is None or self._training.weight_decay:
-            return RowUpdates(lambda: iter([(places, self._whole_updates(part, model, position, steps))]), keep)
-        dual = self._dual(part, part.gram, model, self._batches(part, position, steps))
+            return RowUpdates(lambda: iter([(places, self._whole_updates(part, model, position))]), keep)
+        dual = self._dual(part, part.gram, model, self._batches(part, position))
         if _averaged_by_duals(dual):
             return DualUpdates(part, part.gram, dual, keep_samples)
         return RowUpdates(lambda: iter([(places, part.transposed_products(dual).flatten(1).to(torch.float64))]), keep)
 
-    def _whole_updates(self, part: Part, model: Tensor, position: Position, steps: int) -> Tensor:
-        """Return W_K - W_0 of each client after K = `steps` steps: (clients, outputs * width), in float64."""
-        updates = self._updates(part, model, position, steps).to(torch.float64)
+    def _whole_updates(self, part: Part, model: Tensor, position: Position) -> Tensor:
+        """Return W_K - W_0 of each client after K steps: (clients, outputs * width), in float64."""
+        updates = self._updates(part, model, position).to(torch.float64)
         if self._training.weight_decay:
-            updates = updates + (self._share(part, steps).to(torch.float64) - 1.0) * model.T.to(torch.float64)
+            updates = updates + (self._share(part).to(torch.float64) - 1.0) * model.T.to(torch.float64)
         return updates.flatten(1)
 
     def _decay(self, part: Part) -> Tensor:
@@ -192,19 +192,19 @@ class VectorisedTrainer:
         decay = torch.from_numpy(self._plan.rates[part.clients] * self._training.weight_decay)
         return decay.to(part.targets.dtype)[:, None, None]
 
-    def _share(self, part: Part, steps: int) -> Tensor:
-        """Return a_K of each client for K = `steps`: the factor of W_0 that weight decay leaves in W_K."""
+    def _share(self, part: Part) -> Tensor:
+        """Return a_K of each client: the factor of W_0 that weight decay leaves in W_K."""
         decay = self._decay(part)
         share, velocity, nothing = torch.ones_like(decay), None, torch.zeros_like(decay)
-        for _ in range(steps):
+        for _ in range(self._training.steps):
             share, velocity = self._training.descend(share, nothing, velocity, decay)
         return share
 
-    def _updates(self, part: Part, model: Tensor, position: Position, steps: int) -> Tensor:
-        """Return u_i = W_K - a_K W_0 of each client after K = `steps` steps: (clients, outputs, width)."""
-        batches = self._batches(part, position, steps)
+    def _updates(self, part: Part, model: Tensor, position: Position) -> Tensor:
+        """Return u_i = W_K - a_K W_0 of each client after K steps: (clients, outputs, width)."""
+        batches = self._batches(part, position)
         if part.gram is None:
-            return (self._between_features(part, model, batches) - self._share(part, steps) * model).transpose(1, 2)
+            return (self._between_features(part, model, batches) - self._share(part) * model).transpose(1, 2)
         return part.transposed_products(self._dual(part, part.gram, model, batches))
 
     def _between_features(self, part: Part, model: Tensor, batches: _Batches) -> Tensor:
@@ -249,14 +249,14 @@ class VectorisedTrainer:
         assert dual is not None
         return dual
 
-    def _batches(self, part: Part, position: Position, steps: int) -> _Batches:
+    def _batches(self, part: Part, position: Position) -> _Batches:
         """Return the rows (None for all) and their weights for each step."""
         training = self._training
         largest = part.targets.shape[2]
         if training.whole_batches(largest):
-            return [(None, part.row_weights)] * steps
+            return [(None, part.row_weights)] * training.steps
         numbers = self._plan.numbers[part.clients]
-        drawn = draw_batches(training.batch_size, part.samples, self._plan.seed, position, numbers, steps)
+        drawn = draw_batches(training.batch_size, part.samples, self._plan.seed, position, numbers, training.steps)
         shares = self._plan.rates[part.clients][:, None] * drawn.real / drawn.counts[..., None]
         weights = torch.from_numpy(shares).to(part.targets.dtype)
         index = torch.from_numpy(drawn.rows)

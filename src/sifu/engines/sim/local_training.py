@@ -168,10 +168,10 @@ class TrainingPlan:
     dtype: str
     seed: int
 
-    def batches(self, position: Position, client: int, steps: int) -> list[Integers]:
-        """Return the batches of a client's first `steps` steps in one round."""
-        samples, number = int(self.samples[client]), int(self.numbers[client])
-        return batch_sequence(self.training.batch_size, samples, self.seed, position, number, steps)
+    def batches(self, position: Position, client: int) -> list[Integers]:
+        """Return the batches of a client's steps in one round."""
+        training, samples, number = self.training, int(self.samples[client]), int(self.numbers[client])
+        return batch_sequence(training.batch_size, samples, self.seed, position, number, training.steps)
 
     def layer_seed(self, position: Position, client: int) -> int:
         """Return the seed of the random generators for a client's round, so that random layers repeat exactly."""

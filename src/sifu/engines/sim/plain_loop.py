@@ -51,37 +51,36 @@ class LoopTrainer:
     def average(self, start: Vector, position: Position, participants: ClientIndices, samples: np.ndarray) -> Average:
         """Train the participants and average their models."""
         return average_models(
-            lambda: self.train(start, position, participants, self._training.steps),
+            lambda: self.train(start, position, participants),
             start.astype(np.float64),
             samples,
             start.itemsize,
         )
 
-    def train(
-        self, start: Vector, position: Position, participants: ClientIndices, steps: int
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (place among the participants, model as one row) of each participant after `steps` local steps."""
+    def train(self, start: Vector, position: Position, participants: ClientIndices) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (place among the participants, model as one row) of each participant after its local training."""
         if len(participants) and not self._repeats:
             self._check_repeats(start, position, participants.tolist())
         for place, client in enumerate(participants.tolist()):
             with few_threads(start.size):
-                trained = self._train_client(start, position, client, steps)
+                trained = self._train_client(start, position, client)
             yield slice(place, place + 1), trained[None, :].cpu()
 
     def _check_repeats(self, start: Vector, position: Position, clients: list[int]) -> None:
         """Train one client twice, with another one (or half of its own samples) in between; refuse other bits."""
-        samples, steps = self._plan.samples, self._training.steps
+        samples = self._plan.samples
         # Some layers need more than one sample; otherwise prefer small clients, which train fast.
         client, *others = sorted(clients, key=lambda client: (samples[client] < 2, samples[client]))
         x, y = self._data[client]
         half = slice(None, (len(x) + 1) // 2)
         with few_threads(start.size):
-            first = self._train_client(start, position, client, steps)
+            first = self._train_client(start, position, client)
             if others:
-                self._train_client(start, position, others[0], steps)
+                self._train_client(start, position, others[0])
             else:
-                self._train_on(x[half], y[half], start, position, client, [np.arange(len(x[half]))] * steps)
-            again = self._train_client(start, position, client, steps)
+                batches = [np.arange(len(x[half]))] * self._training.steps
+                self._train_on(x[half], y[half], start, position, client, batches)
+            again = self._train_client(start, position, client)
         if not torch.allclose(first, again, rtol=0.0, atol=0.0, equal_nan=True):
             raise InputError(
                 "repeating a client's local training gave different parameters (up to "
@@ -91,9 +90,9 @@ class LoopTrainer:
             )
         self._repeats = True
 
-    def _train_client(self, start: Vector, position: Position, client: int, steps: int) -> Tensor:
-        """Return the client's model after `steps` local steps on its data."""
-        return self._train_on(*self._data[client], start, position, client, self._plan.batches(position, client, steps))
+    def _train_client(self, start: Vector, position: Position, client: int) -> Tensor:
+        """Return the client's model after its local steps."""
+        return self._train_on(*self._data[client], start, position, client, self._plan.batches(position, client))
 
     def _train_on(
         self, x: Tensor, y: Tensor, start: Vector, position: Position, client: int, batches: Sequence[Integers]

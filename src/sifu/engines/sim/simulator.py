@@ -261,25 +261,15 @@ class SimulatedFederation(LacksData, ShowsSamples):
         """Return the initial model of a branch; branches differ if the initialisation is random."""
         return self.model.initial(self.seed, branch, self.layout.dtype)
 
-    def run_round(
-        self,
-        model: Vector,
-        position: Position,
-        active: ClientIndices,
-        *,
-        absent: ClientIndices | None = None,
-    ) -> RoundResult:
-        """Run one round of FedAvg; drifts and shift refer to the float64 mean, before rounding to float32.
-
-        `absent` clients are drawn and then removed (`RoundSetup`). Unseeded noise differs each time a round is run.
-        """
+    def run_round(self, model: Vector, position: Position, active: ClientIndices) -> RoundResult:
+        """Run one round of FedAvg; drifts and shift refer to the float64 mean, before rounding to float32."""
         start = self.layout.own_copy(model)
         chosen = self._checked_clients(active, "active")
         places = self._last_checked
         if chosen is not places.index:
             in_order = np.sort(chosen)
             places = Places.of(in_order, self._numbers[in_order])
-        setup = RoundSetup(start, position, places, absent)
+        setup = RoundSetup(start, position, places)
         return run_round(self, setup, self._draws.draw(setup))
 
     def collect(self, setup: RoundSetup, drawn: ClientIndices) -> AcceptedModels | Sequence[Reply]:
@@ -291,7 +281,7 @@ class SimulatedFederation(LacksData, ShowsSamples):
 
     def replies(self, setup: RoundSetup, participants: ClientIndices) -> list[Reply]:
         """Train the participants and return their models as replies."""
-        models = self._train(setup.start, setup.position, participants, self.training.steps)
+        models = self._train(setup.start, setup.position, participants)
         return [
             Reply(client, setup.position, count, model)
             for client, count, model in zip(
@@ -325,21 +315,13 @@ class SimulatedFederation(LacksData, ShowsSamples):
             return average
         return replace(average, rounding=self._rounding(norm_up(start), participants))
 
-    def local_updates(
-        self, model: Vector, position: Position, clients: ClientIndices, steps: int
-    ) -> NDArray[np.floating]:
-        """Return one row theta_i - model per client, after its first `steps` local steps at this position."""
-        return self.local_models(model, position, clients, steps) - self.layout.own_copy(model)
+    def local_models(self, model: Vector, position: Position, clients: ClientIndices) -> NDArray[np.floating]:
+        """Return one row theta_i per client, after its local training at this position."""
+        return self._train(self.layout.own_copy(model), position, self._checked_clients(clients, "trained"))
 
-    def local_models(
-        self, model: Vector, position: Position, clients: ClientIndices, steps: int
-    ) -> NDArray[np.floating]:
-        """Return one row theta_i per client, after its first `steps` local steps at this position."""
-        return self._train(self.layout.own_copy(model), position, self._checked_clients(clients, "trained"), steps)
-
-    def _train(self, start: Vector, position: Position, clients: ClientIndices, steps: int) -> NDArray[np.floating]:
+    def _train(self, start: Vector, position: Position, clients: ClientIndices) -> NDArray[np.floating]:
         trained = np.zeros((clients.size, start.size), dtype=self.layout.dtype)
-        for places, models in self._trainer.train(start, position, clients, steps):
+        for places, models in self._trainer.train(start, position, clients):
             trained[places] = models.numpy()
         return trained
 

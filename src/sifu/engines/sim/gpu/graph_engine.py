@@ -7,7 +7,7 @@ of its participants. The next round is submitted before the results of a round a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,14 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sifu.core.engine import Evaluation, LacksData, Position, RoundResult, ShowsSamples
+from sifu.core.engine import Evaluation, Position
 from sifu.core.layout import Vector
 from sifu.core.replies import ReplyRules
 from sifu.core.round import RoundSetup, draw
-from sifu.core.round_stream import RoundsWanted, RunsAhead, StreamedRound, StreamsGroupRounds, is_evaluated
-from sifu.core.spec import StopSpec
+from sifu.core.round_stream import RoundsWanted, StreamedRound, is_evaluated
 from sifu.engines.sim.embedded_clients import check_clients
 from sifu.engines.sim.gpu.branches import CHUNK, FILLED, Branches
+from sifu.engines.sim.gpu.device_engine import NONE, DeviceEngine
 from sifu.engines.sim.gpu.device_queue import DeviceQueue, Mark
 from sifu.engines.sim.local_training import draw_batches
 from sifu.engines.sim.models import LinearModel
@@ -39,7 +39,6 @@ AHEAD = 2
 """Number of rounds that are submitted before the results of the first of them are read."""
 MEASURED = 32
 """Number of local models that are converted to float64 at a time to measure their distances."""
-NONE = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class _Submitted:
     ready: Mark
 
 
-class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
+class GraphEngine(DeviceEngine):
     """Engine of a federation on a device; the model is one that `is_captured` accepts."""
 
     def __init__(self, federation: SimulatedFederation, device: str) -> None:
@@ -67,8 +66,8 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
             raise InputError(
                 "a GPU checks no single replies: leave server.rejected and server.update_bound out, or use device cpu"
             )
-        self._federation, self._plan = federation, plan
-        self.layout, self.clients, self.facts = federation.layout, federation.clients, replace(facts, trainer=OWN)
+        super().__init__(federation)
+        self._plan, self.facts = plan, replace(facts, trainer=OWN)
         checked = check_clients(
             federation.given, model.objective, plan.outputs, plan.dtype, flat=isinstance(model, LinearModel)
         )
@@ -86,54 +85,6 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         self._chunks_of: tuple[bytes, Tensor, Tensor, Array] | None = None
         """Clients that were evaluated most recently, and the rows, masks and owners of their chunks."""
 
-    @property
-    def sample_digests(self) -> tuple[str, ...]:
-        """Digest of each client's samples, as in the embedded engine."""
-        return self._federation.sample_digests
-
-    def initial_model(self, branch: int) -> Vector:
-        """Return the initial model of a branch, as in the embedded engine."""
-        return self._federation.initial_model(branch)
-
-    def run_round(
-        self,
-        model: Vector,
-        position: Position,
-        active: ClientIndices,
-        *,
-        absent: ClientIndices | None = None,
-    ) -> RoundResult:
-        """Run one round of FedAvg, with the same bits as in a stream."""
-        stop = StopSpec(target=0.0, min_rounds=0, max_rounds=position.round + 1, evaluate_every=1)
-        wanted = RoundsWanted(stop, model.astype(np.float64), evaluated=NONE)
-        ((done,),) = self._stream([model], position, [active], wanted, absent=absent)
-        return RoundResult(
-            done.fetch_model(), done.participants, done.samples, done.drifts, done.mean_shift, done.rounding
-        )
-
-    def run_rounds(
-        self, model: Vector, position: Position, active: ClientIndices, wanted: RoundsWanted
-    ) -> Iterator[StreamedRound]:
-        """Yield rounds, of which the device computes the next ones meanwhile."""
-        for (done,) in self._stream([model], position, [active], wanted):
-            yield done
-
-    def stream_group_rounds(
-        self, models: Sequence[Vector], position: Position, groups: Sequence[ClientIndices], wanted: RoundsWanted
-    ) -> Iterator[list[StreamedRound]]:
-        """Yield lists of rounds, one round per group; models stay on the device until they are read."""
-        return self._stream(models, position, groups, wanted, models_stay=True)
-
-    def local_updates(
-        self, model: Vector, position: Position, clients: ClientIndices, steps: int
-    ) -> NDArray[np.floating]:
-        """Return one row theta_i - model per client, after its first `steps` local steps at this position."""
-        chosen = np.asarray(clients, dtype=np.int64)
-        with self._queue.here():
-            start = self._queue.upload(self.layout.own_copy(model))
-            rows: NDArray[Any] = (self._train([start] * len(chosen), position, chosen, steps) - start).cpu().numpy()
-        return rows
-
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:
         """Evaluate `model` on the data of each of `clients`."""
         with self._queue.here():
@@ -150,9 +101,8 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         groups: Sequence[ClientIndices],
         wanted: RoundsWanted,
         *,
-        absent: ClientIndices | None = None,
         models_stay: bool = False,
-    ) -> Iterator[list[StreamedRound]]:
+    ) -> Generator[list[StreamedRound]]:
         """Yield lists of rounds, one round per group from the group's own model."""
         members = [np.sort(np.asarray(group, dtype=np.int64)) for group in groups]
         places = [Places.of(group, self._plan.numbers[group]) for group in members]
@@ -161,11 +111,12 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
             origin = self._queue.upload(wanted.origin)
         tips, at = [different[id(model)] for model in models], position.round
         looked_at = [group if wanted.evaluated is None else wanted.evaluated for group in groups]
+        drawing = self.facts.participation, self._federation.participation_key
         waiting: deque[list[_Submitted]] = deque()
         while True:
             while at < wanted.stop.max_rounds and len(waiting) < AHEAD:
                 here = Position(position.branch, at)
-                drawn = [self._draw(group, here, absent) for group in places]
+                drawn = [draw(*drawing, RoundSetup(np.zeros(0), here, group)) for group in places]
                 looks = [clients if is_evaluated(wanted.stop, at + 1) else NONE for clients in looked_at]
                 with self._queue.here():
                     tips, submitted = self._submit(tips, here, drawn, origin, looks, models_stay)
@@ -177,10 +128,6 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
                 self._finished(submitted, clients)
                 for submitted, clients in zip(waiting.popleft(), looked_at, strict=True)
             ]
-
-    def _draw(self, active: Places, position: Position, absent: ClientIndices | None) -> ClientIndices:
-        setup = RoundSetup(np.zeros(0), position, active, absent)
-        return draw(self.facts.participation, self._federation.participation_key, setup)
 
     def _submit(
         self,
@@ -194,7 +141,7 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         """Submit one round of every group; return the next models on the device, and the rounds."""
         starts = [tip for tip, who in zip(tips, drawn, strict=True) for _ in who]
         together = np.concatenate([NONE, *drawn])
-        local = self._train(starts, position, together, self._plan.training.steps)
+        local = self._train(starts, position, together)
         results, nexts, first = [], [], 0
         for tip, who, clients in zip(tips, drawn, looks, strict=True):
             model, measured = self._average(tip, local[first : first + len(who)], who, origin)
@@ -252,18 +199,18 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
 
     # -- local training ------------------------------------------------------------------------------------------
 
-    def _train(self, starts: Sequence[Tensor], position: Position, clients: ClientIndices, steps: int) -> Tensor:
+    def _train(self, starts: Sequence[Tensor], position: Position, clients: ClientIndices) -> Tensor:
         """Return the models (clients, parameters) after local training; each client starts from its own of `starts`."""
         dtype = getattr(torch, self.layout.dtype)
         local = torch.empty((len(clients), self.layout.size), dtype=dtype, device=self._queue.device)
         if not len(clients):
             return local
         if not self._repeats:
-            self._check_repeats(starts, position, clients, steps)
+            self._check_repeats(starts, position, clients)
         widths = self._widths(clients)
         for width in np.unique(widths).tolist():
             chosen = np.flatnonzero(widths == width)
-            rows, shares = map(self._queue.upload, self._batches(position, clients[chosen], steps, width))
+            rows, shares = map(self._queue.upload, self._batches(position, clients[chosen], width))
             whole = chosen.size == len(clients)
             into = local if whole else torch.empty_like(local[: chosen.size])
             rates = self._queue.upload(self._plan.rates[clients[chosen]])
@@ -283,26 +230,26 @@ class GraphEngine(LacksData, ShowsSamples, RunsAhead, StreamsGroupRounds):
         return np.array(own, dtype=np.int64)
 
     def _batches(
-        self, position: Position, clients: ClientIndices, steps: int, width: int
+        self, position: Position, clients: ClientIndices, width: int
     ) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
         """Return the rows and weights of each step (clients, steps, width), filled up with each client's first row."""
         training, plan = self._plan.training, self._plan
         drawn = draw_batches(
-            training.batch_size, self._sizes[clients], plan.seed, position, plan.numbers[clients], steps
+            training.batch_size, self._sizes[clients], plan.seed, position, plan.numbers[clients], training.steps
         )
-        rows = np.zeros((len(clients), steps, width), dtype=np.int64)
+        rows = np.zeros((len(clients), training.steps, width), dtype=np.int64)
         shares = np.zeros(rows.shape, dtype=self.layout.dtype)
         used = drawn.rows.shape[2]
         rows[:, :, :used] = drawn.rows.transpose(1, 0, 2)
         shares[:, :, :used] = (drawn.real / drawn.counts[..., None]).transpose(1, 0, 2)
         return rows + self._firsts[clients][:, None, None], shares
 
-    def _check_repeats(self, starts: Sequence[Tensor], position: Position, clients: ClientIndices, steps: int) -> None:
+    def _check_repeats(self, starts: Sequence[Tensor], position: Position, clients: ClientIndices) -> None:
         """Train some clients again in other branches and beside others; refuse other bits."""
         self._repeats = True  # before the trainings below
         some = slice(None, 3)
-        first = self._train(starts[some], position, clients[some], steps)
-        again = self._train(starts[some][::-1], position, clients[some][::-1], steps).flip(0)
+        first = self._train(starts[some], position, clients[some])
+        again = self._train(starts[some][::-1], position, clients[some][::-1]).flip(0)
         if not torch.allclose(first, again, rtol=0.0, atol=0.0, equal_nan=True):
             self._repeats = False
             raise InputError(
