@@ -174,9 +174,9 @@ class _ExportedModel(nn.Module):
         task = model.description["task"] or {}
         self.task, self.decides_as = task.get("task", ""), model.decides_as
         self.scale, self.shift = float(task.get("scale", 1.0)), float(task.get("shift", 0.0))
-        # CPU runtimes have no convolution of doubles.
-        convolves = any(value.dim() > 2 for value in model.network.parameters())
-        self.dtype = torch.float32 if convolves else TORCH_TYPES[model.description["dtype"]]
+        # CPU runtimes have no convolution of doubles, and no GELU or other layers that an own module may contain.
+        narrow = model.description["model"] == PYTHON or any(value.dim() > 2 for value in model.network.parameters())
+        self.dtype = torch.float32 if narrow else TORCH_TYPES[model.description["dtype"]]
         self.network.to(self.dtype)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
