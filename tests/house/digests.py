@@ -176,6 +176,8 @@ def missing(name: str) -> str:
     """Return why a case cannot run here; empty if it can."""
     if name.startswith("flower") and importlib.util.find_spec("flwr") is None:
         return "Flower is not installed: make test-flower installs it"
+    if name.startswith("convolutions") and importlib.util.find_spec("sifu_kernels") is not None:
+        return "sifu-kernels trains convolutions here, with other bits"
     return ""
 
 
