@@ -145,27 +145,6 @@ def test_beside_a_process_that_writes_everything_goes_through_the_inbox(service:
     assert sifu.open_run(service.folder / "north").request_record("a").status.approvals == ("ann", "bob")
 
 
-def test_overdue_requests_come_first(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import datetime
-
-    from sifu.requests import deadlines
-
-    original = deadlines._days_left
-    monkeypatch.setattr(
-        deadlines, "_days_left", lambda deadline, now: original(deadline, now + datetime.timedelta(days=4))
-    )
-    north, otto = service.key("north"), service.program("otto")
-    for name, client, days in (("later", "client-001", 9), ("soon", "client-002", 1)):
-        body = {"clients": [client], "request": name, "deadline_days": days}
-        assert otto.post(f"/api/v1/runs/{north}/requests", json=body).status_code == 201
-    pending = otto.get("/api/v1/pending").json()["requests"]
-    assert [(row["request"], row["overdue"]) for row in pending][:2] == [("soon", True), ("later", False)]
-    home = service.browser("eve").get("/").text
-    assert home.index("overdue") < home.index("later")
-    page = service.browser("eve").get(f"/runs/{north}").text
-    assert page.index(">soon<") < page.index(">later<")
-
-
 def test_the_openapi_document_says_what_the_routes_do(service: Any) -> None:
     from sifu.console import json_api
 

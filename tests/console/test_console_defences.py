@@ -369,9 +369,85 @@ def test_sizes_and_rates_are_limited(service: Any) -> None:
         (b'{"clients": ["client-001"], "x": 1}', "field"),
         (b'{"clients": []}', "entries"),
         (b'{"clients": [{"a": 1}]}', "text"),
+        (b'{"clients": ["\\ud800"]}', "not JSON"),
+        (b'{"clients": ["\xff"]}', "not JSON"),
+        (b'{"clients": [NaN]}', "not JSON"),
+        (b'{"clients": ["client-001"], "deadline_days": 2.5}', "deadline"),
+        (b'{"clients": ["client-001"], "deadline_days": true}', "deadline"),
     ],
 )
 def test_what_cannot_be_used_is_a_sentence(service: Any, body: bytes, words: str) -> None:
     answer = service.program("otto").post(f"/api/v1/runs/{service.key('north')}/requests", content=body)
     assert answer.status_code == 400
     assert words in answer.json()["error"]
+
+
+def test_odd_forms_are_refused_with_a_sentence(service: Any) -> None:
+    browser, north = service.browser("otto"), service.key("north")
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    for body in (
+        b"clients=%ff%fe",
+        b"clients=%ed%a0%80",
+        "clients=\u00e9".encode("latin-1"),
+        b"&".join([b"a=1"] * 101),
+    ):
+        for path in (f"/runs/{north}/requests", f"/runs/{north}/decide"):
+            answer = browser.client.post(path, content=body, headers=headers, follow_redirects=False)
+            assert answer.status_code in (303, 400), answer.text  # redirected to the page with the error message
+        assert service.stranger().post("/login", content=body, headers=headers).status_code == 400
+        assert "more than 100 fields" in browser.get("/").text
+
+
+def test_an_approval_covers_the_terms_that_were_shown(service: Any) -> None:
+    north, ann, otto = service.key("north"), service.program("ann"), service.program("otto")
+    otto.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-003"], "request": "a"})
+    for terms in ({}, {"terms": ""}, {"terms": "0" * 64}):
+        body = {"request": "a", "decision": "approved"} | terms
+        assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).status_code == 400
+    page = service.browser("ann").send(f"/runs/{north}/decide", request="a", decision="approved", number="1")
+    assert "must name the approved terms" in page.text
+    assert service.approve("ann", north, 1).json()["outcome"] == "recorded"
+    assert service.browser("bob").approve(f"/runs/{north}", 1).status_code == 200
+    assert sifu.open_run(service.folder / "north").request_record("a").status.approvals == ("ann", "bob")
+
+
+def test_an_approval_of_one_request_is_of_no_use_for_another(service: Any) -> None:
+    """An approval does not transfer to another request, nor to one that was withdrawn and filed again."""
+    north, ann, otto = service.key("north"), service.program("ann"), service.program("otto")
+    for name, client in (("a", "client-003"), ("b", "client-004")):
+        otto.post(f"/api/v1/runs/{north}/requests", json={"clients": [client], "request": name})
+    digests = {
+        row["request"]: row["terms_digest"] for row in ann.get(f"/api/v1/runs/{north}/requests").json()["requests"]
+    }
+    assert digests["a"] != digests["b"]
+    body = {"request": "b", "decision": "approved", "terms": digests["a"]}
+    assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).status_code == 400
+    withdrawn = otto.post(f"/api/v1/runs/{north}/decisions", json={"request": "a", "decision": "withdrawn"})
+    assert withdrawn.json()["outcome"] == "recorded"
+    again = {"clients": ["client-003"], "request": "a", "terms": {"method": "scratch"}}
+    assert otto.post(f"/api/v1/runs/{north}/requests", json=again).status_code == 400  # an id can be used only once
+    body = {"request": "a", "decision": "approved", "terms": digests["a"]}
+    assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).status_code == 400
+    assert sifu.open_run(service.folder / "north").request_record("b").status.approvals == ()
+
+
+def test_one_person_approves_once_and_never_their_own(service: Any) -> None:
+    """Two simultaneous approvals by one person count once, and a requester cannot approve their own request."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from sifu.console.tokens import TokenFile, state_folder
+
+    north = service.key("north")
+    secret = TokenFile(state_folder(service.folder)).create("Mia", ["requester", "approver"])[1]
+    service.secrets["Mia"] = secret
+    mia = service.program("Mia")
+    assert mia.post(f"/api/v1/runs/{north}/requests", json={"clients": ["client-003"], "request": "a"}).is_success
+    assert not service.approve("Mia", north, 1).is_success
+    with ThreadPoolExecutor(4) as people:
+        answers = list(people.map(lambda name: service.approve(name, north, 1), ["ann", "ann", "ann", "ann"]))
+    assert sum(answer.is_success and answer.json()["outcome"] == "recorded" for answer in answers) == 1
+    status = sifu.open_run(service.folder / "north").request_record("a").status
+    assert (status.approvals, status.approvals_missing) == (("ann",), 1)
+    carried = service.program("otto").post(f"/api/v1/runs/{north}/carry-out", json={"request": "a"})
+    assert carried.status_code == 400
+    assert sifu.open_run(service.folder / "north").verify().problems == []

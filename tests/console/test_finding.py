@@ -39,6 +39,8 @@ def test_every_request_is_listed_deadlines_first_and_settled_ones_last(busy_serv
     page = busy_service.browser("eve").get("/requests").text
     names = listed(page)
     assert [name for name in names if name in ("soon", "formula", "later")] == ["soon", "formula", "later"]
+    pending = busy_service.program("eve").get("/api/v1/pending").json()["requests"]
+    assert [row["request"] for row in pending if row["name"] == "north"] == ["soon", "formula", "later"]
     states = re.findall(r'<td data-label="State"><span>\s*<span class="badge \w+">([^<]+)<', page)
     first_done = states.index("done")
     assert set(states[first_done:]) == {"done"}

@@ -25,17 +25,6 @@ from sifu.console.serving import Binding, check_binding, listen, server
 from sifu.errors import InputError
 
 
-def container_tool() -> str | None:
-    """Return the program that builds and runs containers on this machine, or None."""
-    tools = (shutil.which(name) for name in ("podman", "docker"))
-    return next(
-        (tool for tool in tools if tool and subprocess.run([tool, "info"], capture_output=True).returncode == 0), None
-    )
-
-
-CONTAINERS = container_tool()
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org"])
 def test_it_does_not_listen_elsewhere_without_tls(host: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="in the clear"):
@@ -255,18 +244,6 @@ def test_the_container_runs_as_a_normal_user_and_writes_to_its_volume_alone() ->
     options = json.loads(entry.removeprefix("ENTRYPOINT "))
     assert options[:3] == ["sifu", "serve", "/runs"]
     check_binding(Binding("0.0.0.0", without_tls="--without-tls" in options))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CONTAINERS is None, reason="no container tool works on this machine")
-def test_the_container_answers_with_a_read_only_root(tmp_path: Path) -> None:
-    root = str(EXAMPLES.parents[1])
-    subprocess.run([str(CONTAINERS), "build", "-t", "sifu-test", "-f", f"{root}/Containerfile", root], check=True)
-    options = ["--rm", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "all", "--entrypoint", "sifu", "sifu-test"]
-    finished = subprocess.run(
-        [str(CONTAINERS), "run", *options, "token", "create", "/runs", "--name", "o", "--role", "operator"]
-    )
-    assert finished.returncode == 0
 
 
 WATCHED = """
