@@ -76,7 +76,7 @@ OVERRIDABLE = frozenset({"aggregate_evaluate", "summary", "start"})
 NOT_OVERRIDABLE = {
     "aggregate_train": "certificates depend on the mean of the replies. For metrics pass train_metrics_aggr_fn, to "
     "look at models pass an evaluate_fn to start()",
-    "configure_train": "certificates depend on recorded draws and on one local rate. Pass a train_config to start(), "
+    "configure_train": "certificates depend on recorded draws and steps. Pass a train_config to start(), "
     "and set the share of participants with fraction_train",
     "configure_evaluate": "pass an evaluate_config to start(), and fraction_evaluate and min_evaluate_nodes here",
 }

@@ -133,9 +133,6 @@ class RunFolder:
     def complete_engine(self) -> Engine:
         """Return the engine with the data of all clients, including clients that left.
 
-        The data of a client that left may be missing if the local rate, recomputed without it, is too large for its
-        loss.
-
         Raises:
             InputError: If the data of any other client cannot be used.
         """

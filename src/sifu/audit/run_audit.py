@@ -90,7 +90,7 @@ class _Audit(Audited):
         if evidence.missed and evidence.lengths:
             self.notes.append(
                 f"{evidence.missed} nodes cannot be replayed: the noise before them is no longer known (its model was "
-                "erased, as it had to be), or they were trained at another local rate"
+                "erased, as it had to be)"
             )
         self._check_replay(evidence)
         noise = tuple(evidence.noise.values())

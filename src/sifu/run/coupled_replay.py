@@ -116,10 +116,9 @@ def replay_counterfactuals(
 ) -> Iterator[ReplayedNode]:
     """Yield every recorded node in order, including nodes cut by a rollback, with its model in each counterfactual run.
 
-    If a local rate was recomputed, only later nodes are replayed, because the engine has the current rate. Groups that
-    train separately are replayed with their members in each counterfactual run and merged with that run's samples.
-    Models after noise that is no longer known, and all their descendants, are skipped. A noise edge adds the same noise
-    in every run, so a counterfactual model phi becomes phi + (noised - theta).
+    Groups that train separately are replayed with their members in each counterfactual run and merged with that run's
+    samples. Models after noise that is no longer known, and all their descendants, are skipped. A noise edge adds the
+    same noise in every run, so a counterfactual model phi becomes phi + (noised - theta).
 
     Args:
         engine: Engine with the data.
