@@ -332,9 +332,7 @@ def test_what_breaks_is_logged_by_its_kind_alone(
 
 
 def test_sizes_and_rates_are_limited(service: Any) -> None:
-    from sifu.console.app import Settings, make_app
-    from sifu.console.security import LARGEST_BODY
-    from sifu.console.tokens import state_folder
+    from sifu.console.security import LARGEST_BODY, Guard
 
     north, program = service.key("north"), service.program("otto")
     huge = {"clients": ["x" * 100] * (LARGEST_BODY // 100)}
@@ -345,7 +343,7 @@ def test_sizes_and_rates_are_limited(service: Any) -> None:
         last = service.stranger().post("/login", data={"token": "sifu_guess"})
     assert last.status_code == 429
     assert service.browser("rita")  # failed logins from an address do not lock out people with a token
-    service.app = make_app(Settings([service.folder], state_folder(service.folder), per_second=1.0, burst=5))
+    service.app = Guard(service.app._app, {"localhost"}, per_second=1.0, burst=5)
     assert [service.program("eve").get("/api/v1/runs").status_code for _ in range(8)][-1] == 429
 
 

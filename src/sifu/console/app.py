@@ -44,8 +44,6 @@ class Settings:
     hosts: Collection[str] = ()
     secure_cookie: bool = False
     provider: SignIn | None = None
-    per_second: float = 200.0
-    burst: int = 600
 
 
 def make_app(settings: Settings) -> ASGIApp:
@@ -65,7 +63,7 @@ def make_app(settings: Settings) -> ASGIApp:
         routes += ROUTES
     app = Starlette(routes=routes, exception_handlers=dict.fromkeys((404, 413), _not_served))
     app.state.console = console
-    return Guard(app, {*LOOPBACK, *settings.hosts}, settings.per_second, settings.burst)
+    return Guard(app, {*LOOPBACK, *settings.hosts})
 
 
 async def _not_served(request: Request, error: Exception) -> Response:

