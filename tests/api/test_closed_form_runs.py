@@ -24,9 +24,8 @@ from sifu.data import ClientData
 from sifu.errors import InputError, RoundRejectedError
 from sifu.requests.certification import solves
 from sifu.store.files import stored_path
-from sifu.store.packed_numbers import pack, unpack
 from sifu.store.reader import RunReader
-from sifu.store.statistics_files import read_statistics
+from sifu.store.statistics_files import pack, read_statistics, unpack
 from sifu.theory.closed_form import Statistics, fit_head, total
 
 TABLE: dict[str, Any] = {

@@ -51,7 +51,7 @@ def check_agrees_with_the_run(run: sifu.Run, model: sifu.LoadedModel, file: Path
         vector = reader.load_model(reader.tip)
     expected = run.engine().evaluate(vector, np.arange(CLIENTS)).correct
     arrays = np.load(file)
-    predicted = np.array(model.predict_file(file))
+    predicted = np.array([row.prediction for row in model.predict_rows(file)])
     right = [int((predicted == arrays["y"])[arrays["client"] == client].sum()) for client in range(CLIENTS)]
     assert right == expected.tolist()
 
@@ -181,7 +181,7 @@ def test_a_module_runs_only_if_it_is_named_and_is_the_same(
         sys.modules.pop("exported_backbone")
         backbone.write_text(BACKBONE.format(2))  # other weights
         with pytest.raises(InputError, match="is not the one that the model was trained on"):
-            sifu.load_model(path, module="exported_backbone:make").predict_file(file)
+            sifu.load_model(path, module="exported_backbone:make").predict_rows(file)
     finally:
         sys.modules.pop("exported_backbone", None)
 
@@ -197,5 +197,5 @@ def test_bytes_are_scaled_as_the_clients_were(tmp_path: Path) -> None:
     digits = load("digits")
     np.savez(tmp_path / "new.npz", x=digits.x_test[:50])
     inputs = digits.features("test", normalise="standard")[:50]
-    np.testing.assert_array_equal(model.predict_file(tmp_path / "new.npz"), model.predict(inputs))
+    assert [row.prediction for row in model.predict_rows(tmp_path / "new.npz")] == model.predict(inputs).tolist()
     assert "cache" not in model.description["features"]

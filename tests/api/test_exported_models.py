@@ -57,7 +57,7 @@ def test_predictions_are_those_of_the_parameters(table_run: Path, cli: Command) 
     wanted = ["no" if index == 0 else "yes" for index in (x @ tensors["weight"] + tensors["bias"]).argmax(axis=1)]
     # Columns in another order, without label and client, and one extra column that is no feature.
     (table_run / "new.csv").write_text("colour,note,price\nred,a,0.9\nblue,b,0.1\n")
-    assert model.predict_file(table_run / "new.csv") == wanted
+    assert [row.prediction for row in model.predict_rows(table_run / "new.csv")] == wanted
     answer = cli("predict", table_run / "m.safetensors", table_run / "new.csv", "--out", table_run / "out.csv")
     assert answer.code == 0, answer.err
     scores = model.scores(x).tolist()
@@ -101,7 +101,7 @@ def test_other_linear_models(tmp_path: Path, kind: str) -> None:
     tensors = load_file(tmp_path / "m.safetensors")
     scores = (x @ tensors["weight"] + tensors["bias"])[:, 0]
     np.testing.assert_allclose(model.predict(x), (scores > 0).astype(int) if kind == "logistic" else scores, rtol=1e-12)
-    assert len(model.predict_file(tmp_path / "own.npz")) == 30
+    assert len(model.predict_rows(tmp_path / "own.npz")) == 30
 
 
 def test_what_does_not_fit_is_a_sentence(table_run: Path, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_a_sentence(table_run: Path, tmp_path: Path) -> Non
         model.predict(np.zeros((2, 5)))
     (tmp_path / "few.csv").write_text("price\n1\n")
     with pytest.raises(InputError, match="no column 'colour'"):
-        model.predict_file(tmp_path / "few.csv")
+        model.predict_rows(tmp_path / "few.csv")
     (tmp_path / "m.safetensors").write_bytes((table_run / "m.safetensors").read_bytes() + b" ")
     description = json.loads((table_run / "m.safetensors.json").read_text())
     (tmp_path / "m.safetensors.json").write_text(json.dumps(description))

@@ -58,7 +58,6 @@ def check(
     """
     model = sifu.load_model(run.export(file.parent / "m.safetensors"), module=own)
     rows = model.predict_rows(file)
-    assert model.predict_file(file) == [row.prediction for row in rows]
     scores = np.array([list(row.scores.values()) for row in rows])
     single = model.description["dtype"] == "float32" or model.kind in ("cnn", "python")
     close = (1e-5 if single else 1e-10) * max(1.0, np.abs(scores).max())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,17 +35,12 @@ def test_status_keys_and_certificates_have_plain_forms(run_with_requests: Path) 
         run.request_record("nobody")
 
 
-def test_a_status_is_short_in_a_shell_and_a_table_in_a_notebook(run_with_requests: Path) -> None:
+def test_a_status_is_short_in_a_shell(run_with_requests: Path) -> None:
     status = sifu.open_run(run_with_requests).status()
     text = repr(status)
     assert len(text) < 400
     assert status.model in text
     assert f"{sum(client.state == 'active' for client in status.clients)} active" in text
-    table = replace(status, clients=(replace(status.clients[0], name="<b>"), *status.clients[1:]))._repr_html_()
-    assert table.count("<table>") == table.count("</table>") == 3
-    assert "<td>&lt;b&gt;</td>" in table
-    assert "<b>" not in table
-    assert all(f"<td>{request.request}</td>" in table for request in status.requests)
 
 
 def test_a_plan_says_which_method_it_takes(run_with_requests: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from sifu.errors import InputError
-from sifu.store.packed_numbers import RUN, pack, unpack
+from sifu.store.statistics_files import RUN, pack, unpack
 from sifu_verifier.packed import unpacked
 
 KINDS = (np.dtype("<i4"), np.dtype("<i8"))

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from sifu.api.evaluation import Evaluated, evaluate
 from sifu.api.history import HistoryRow, history_of
-from sifu.api.operator_key import rotate_key
 from sifu.api.request_calls import RequestCalls
 from sifu.api.run_requests import Released, bring_up_to_date
-from sifu.api.safekeeping import back_up
+from sifu.api.safekeeping import back_up, rotate_key
 from sifu.api.status import RunStatus, status_of
 from sifu.choices import MeasuredOn
 from sifu.data.read_once import reading_once

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import html
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -36,8 +35,6 @@ from sifu.theory.rollback import Subject
 
 MOST_TOLD = 10
 """Largest number of refusals and incidents shown; the ledger has them all."""
-MOST_SHOWN = 20
-"""Largest number of clients and requests in the table that a notebook shows."""
 LATEST_ROUNDS = 200
 """Number of latest rounds with incidents over which late clients are counted."""
 ClientState = Literal["active", "waiting", "forgotten"]
@@ -197,20 +194,6 @@ class RunStatus:
     def __repr__(self) -> str:
         return f"RunStatus({', '.join(f'{name}: {value}' for name, value in self._summary().items())})"
 
-    def _repr_html_(self) -> str:
-        """Return an HTML table for notebooks: the summary, then a line per client and per request."""
-        clients = [(client.name, client.samples, client.state, f"{client.psi:.4g}") for client in self.clients]
-        requests = [
-            (request.request, request.status, ", ".join(request.clients), request.method, request.level or "")
-            for request in self.requests
-        ]
-        parts = [
-            _html_table((), self._summary().items()),
-            _html_table(("client", "samples", "state", "Psi"), clients[:MOST_SHOWN], len(clients)),
-            _html_table(("request", "status", "clients", "method", "level"), requests[:MOST_SHOWN], len(requests)),
-        ]
-        return "\n".join(parts)
-
     def _summary(self) -> dict[str, str]:
         """Return the run's model, progress and accuracy as short strings."""
         states = Counter(client.state for client in self.clients)
@@ -240,17 +223,6 @@ class RunStatus:
         for client in values["clients"]:
             client.update({key: finite_or_text(client[key]) for key in ("psi", "sigma_needed_now")})
         return values
-
-
-def _html_table(header: Sequence[str], rows: Iterable[Sequence[Any]], count: int = 0) -> str:
-    """Return rows as an HTML table with all values escaped; `count` is the total including rows not shown."""
-    shown = list(rows)
-    lines = [f"<tr>{''.join(f'<td>{html.escape(str(value))}</td>' for value in row)}</tr>" for row in shown]
-    if header:
-        lines.insert(0, f"<tr>{''.join(f'<th>{html.escape(name)}</th>' for name in header)}</tr>")
-    if count > len(shown):
-        lines.append(f"<tr><td>and {count - len(shown)} more</td></tr>")
-    return f"<table>{''.join(lines)}</table>"
 
 
 def status_of(view: RunView) -> RunStatus:

@@ -1,9 +1,8 @@
 """Attacks on the claims of a run: counterfactual replays, empirical epsilon, membership, and pairs of releases."""
 
-from sifu.audit.audit_report import AuditReport
 from sifu.audit.audited import AuditOptions
 from sifu.audit.before_after import BeforeAfterAttack
 from sifu.audit.compare_releases import FileComparison, compare_files
-from sifu.audit.run_audit import audit_run
+from sifu.audit.run_audit import AuditReport, audit_run
 
 __all__ = ["AuditOptions", "AuditReport", "BeforeAfterAttack", "FileComparison", "audit_run", "compare_files"]

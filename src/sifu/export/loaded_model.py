@@ -133,13 +133,6 @@ class LoadedModel(nn.Module):
         """
         return self._decided(self.scores(x))
 
-    def predict_file(self, path: str | Path) -> list[Any]:
-        """Return the predictions for the rows of the npz, CSV or Parquet file at `path`, or None for a refused row.
-
-        If the spec named the classes, predictions are their names.
-        """
-        return [row.prediction for row in self.predict_rows(path)]
-
     def predict_rows(self, path: str | Path) -> list[PredictedRow]:
         """Return the predictions for the rows of the npz, CSV or Parquet file at `path`, with ids and scores."""
         refused: dict[int, str] = {}

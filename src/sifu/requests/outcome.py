@@ -132,8 +132,6 @@ class Outcome:
         rounds: Rounds of retraining, including rounds that made the starting model.
         accuracy: Accuracy on the training data of the active clients.
         target: Accuracy that retraining should have reached; 0 means no target.
-        accuracy_forgotten_before: Accuracy on the forgotten data before the request.
-        accuracy_forgotten_after: Accuracy on the forgotten data after the request.
         cost: Rounds, local steps and traffic of the request.
         held_out: Figures of the released model on the held-out rows of the remaining clients; None once another model
             is current.
@@ -158,8 +156,6 @@ class Outcome:
     rounds: int
     accuracy: float | None
     target: float
-    accuracy_forgotten_before: float | None
-    accuracy_forgotten_after: float | None
     cost: Cost
     held_out: HeldOutFigures | None = None
     mean_squared_error: float | None = None
@@ -171,11 +167,8 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
     recorded = RecordedRequest(reader, row)
     statements = [recorded.statement(exposure) for exposure in recorded.new_exposures]
     final = None if row.final_node is None else reader.nodes_by_number().get(row.final_node)
-    measured, cost = Measured.of(reader, row), cost_of(reader, row)
-
-    def accuracy(evaluation: EvaluationRow | None) -> float | None:
-        return evaluation.accuracy if evaluation and recorded.view.spec.regime.has_accuracy else None
-
+    remaining, cost = Measured.of(reader, row).remaining_after, cost_of(reader, row)
+    regime = recorded.view.spec.regime
     level = row.level or "none"
     psi = max((statement.psi for statement in statements), default=0.0)
     back_to = recorded.view.path.rounds_until(recorded.source_depth) if row.source_node is not None else 0
@@ -194,13 +187,9 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         psi_star=hidden_sensitivity(recorded.noise_std, recorded.multiplier),
         rollback_to=back_to,
         rounds=cost.rounds if row.method == CLOSED_FORM else final.position if final else 0,
-        accuracy=accuracy(measured.remaining_after),
+        accuracy=remaining.accuracy if remaining and regime.has_accuracy else None,
         target=recorded.terms.stop(recorded.view.spec.stop).target,
-        accuracy_forgotten_before=accuracy(measured.forgotten_before),
-        accuracy_forgotten_after=accuracy(measured.forgotten_after),
         cost=cost,
         held_out=None if row.final_node is None else read_held_out(reader.folder, row.final_node),
-        mean_squared_error=recorded.view.spec.regime.squared_error(
-            measured.remaining_after.loss if measured.remaining_after else None
-        ),
+        mean_squared_error=regime.squared_error(remaining.loss if remaining else None),
     )

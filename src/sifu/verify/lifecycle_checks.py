@@ -1,15 +1,18 @@
-"""Checks of the life cycles of requests: the order of their steps, their approvals, and the clients they leave out."""
+"""Checks of requests (order of their steps, approvals, clients they leave out), of purges and of restorations."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from sifu.requests.erasure import to_purge
+from sifu.requests.lost_requests import lost_words, still_lost
 from sifu.requests.request_record import MAY_FOLLOW, request_of
 from sifu.run.run_view import RunView
 from sifu.store.given_approvals import APPROVED, RECEIVED, Approvals, LeavingClients, approvals_needed, filed_terms
+from sifu.store.keys import KEY_FILE
 from sifu.store.projection import STATUS_AFTER, WAITING
-from sifu.store.reader import PURGED, RunReader
+from sifu.store.reader import PURGED, RESTORED, RunReader
 from sifu.store.replayed_ledger import ReplayedLedger
 
 
@@ -85,3 +88,26 @@ def check_purges(reader: RunReader) -> Iterator[str]:
             yield f"purge at event {event.seq}: it erased {purged}, the rule says {wanted}"
         if content["subjects"] != sorted(subjects):
             yield f"purge at event {event.seq}: it names subjects {content['subjects']}, not {sorted(subjects)}"
+
+
+def event_notes(reader: RunReader) -> Iterator[str]:
+    """Yield a note for each restoration, for each request that it lost, and for a missing key."""
+    for event in reader.events():
+        if event.kind == RESTORED:
+            yield (
+                f"event {event.seq} restored the run from a backup on {event.time}; what was done between the backup "
+                "and then is not in this record"
+            )
+    yield from map(lost_words, still_lost(reader))
+    if not (reader.folder / KEY_FILE).is_file():
+        yield (
+            f"the folder has no {KEY_FILE}: it can be verified, but nothing more can be signed until the key is put "
+            "back, from a backup for example"
+        )
+
+
+def check_restored(reader: RunReader) -> Iterator[str]:
+    """Yield a problem for each restoration whose event does not name the event before it as the backup's last one."""
+    for before, event in itertools.pairwise(reader.events()):
+        if event.kind == RESTORED and event.content["backup_head"] != before.head:
+            yield f"restored: event {event.seq} names a backup that ended at another event than {before.seq}"

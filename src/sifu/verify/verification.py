@@ -17,12 +17,19 @@ from sifu.store.kept_heads import check_given_heads, contradictions, kept_checkp
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_database, check_ledger, check_tables
 from sifu.store.seen_heads import head_problem, remember_head
-from sifu.verify import client_checks, group_checks, outside_record
+from sifu.verify import client_checks, group_checks
 from sifu.verify.certificate_checks import check_certificates, check_no_other_certificates, unwritten_notes
 from sifu.verify.head_checks import check_kept_statistics
 from sifu.verify.integrity import check_clients, check_rounds
 from sifu.verify.leftover_files import Leftover, files_of_no_row
-from sifu.verify.lifecycle_checks import check_approvals, check_left_out, check_lifecycles, check_purges
+from sifu.verify.lifecycle_checks import (
+    check_approvals,
+    check_left_out,
+    check_lifecycles,
+    check_purges,
+    check_restored,
+    event_notes,
+)
 from sifu.verify.release_checks import check_releases, trusted_notes
 from sifu.verify.request_checks import check_requests, on_record
 from sifu.verify.stored_models import check_models, check_moved
@@ -113,7 +120,7 @@ def verify_run(
             ("approvals", check_approvals),
             ("approvals", check_left_out),
             ("purges", check_purges),
-            ("restored", outside_record.check_restored),
+            ("restored", check_restored),
         ):
             before = len(result.problems)
             try:
@@ -147,7 +154,7 @@ def _check_against_outside(reader: RunReader, result: Verification, public_key: 
     if result.holds:
         remember_head(reader)
     result.on_record = on_record(reader)
-    of_events, of_salts = outside_record.event_notes, client_checks.lost_salt_notes
+    of_events, of_salts = event_notes, client_checks.lost_salt_notes
     for notes in (
         checkpoints.unsigned_notes,
         of_events,

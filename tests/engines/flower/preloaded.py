@@ -30,7 +30,7 @@ ENTRY_POINTS = {
     "flwr-serverapp": "flwr.superlink.cli:flwr_serverapp",
     "sifu": "sifu.cli.main:main",
 }
-ALSO = ("numpy", "torch", "sifu.engines.flower.exchange", "sifu.engines.flower.ready", "sifu.server.flower_app")
+ALSO = ("numpy", "torch", "sifu.engines.flower.exchange", "sifu.engines.ready", "sifu.server.flower_app")
 STANDS_FOR = "for-"
 """Prefix of a fork's process name, followed by the pid of its script; `deployment.descendants` reads it."""
 SCRIPT = """#!{python} -SE

@@ -18,8 +18,8 @@ import sifu
 import sifu_verifier
 from sifu.core.spec import Spec
 from sifu.engines.flower.client import client_app
-from sifu.engines.flower.ready import ReadyClient
 from sifu.engines.flower.wire import PREPARE_STATISTICS, SEND_MASKED_STATISTICS, STATISTICS
+from sifu.engines.ready import ReadyClient
 from sifu.errors import InputError
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file
 from sifu.run.clients_and_engine import clients_from_spec

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from sifu.engines.flower.client import client_app
-from sifu.engines.flower.ready import ReadyClient
+from sifu.engines.ready import ReadyClient
 
 
 class Held(ReadyClient):

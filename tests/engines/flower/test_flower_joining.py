@@ -11,7 +11,7 @@ import pytest
 from served_runs import SPEC, Federation, psi_of
 
 import sifu
-from sifu.engines.flower.ready import ReadyClient
+from sifu.engines.ready import ReadyClient
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file, listed_clients
 from sifu.server import flower_clients
 from sifu.theory.tracking import client_increments

@@ -14,8 +14,8 @@ import sifu
 from sifu.core.certificate_words import words_of
 from sifu.core.engine import Position
 from sifu.engines.flower.client import client_app
-from sifu.engines.flower.ready import ReadyClient
 from sifu.engines.flower.wire import ARRAYS, MASKED, PREPARE_STATISTICS, SEND_MASKED_STATISTICS, STATISTICS
+from sifu.engines.ready import ReadyClient
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.run.clients_and_engine import engine_from_spec
 from sifu.store.reader import RunReader

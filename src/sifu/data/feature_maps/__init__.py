@@ -4,8 +4,7 @@ The module `feature_map` defines maps, and when a map is exact. Importing this p
 """
 
 from sifu.data.feature_maps.build import fixed_point, specified_map
-from sifu.data.feature_maps.cached_features import CachedFeatures
-from sifu.data.feature_maps.feature_map import FeatureMap
+from sifu.data.feature_maps.feature_map import CachedFeatures, FeatureMap
 from sifu.data.feature_maps.row_maps import PlainInputs, RandomFourier
 
 __all__ = [
