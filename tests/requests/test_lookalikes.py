@@ -10,7 +10,7 @@ import pytest
 
 import sifu
 from run_tools import Command
-from sifu.core.identity import Admitted, as_seen, check_lookalikes, plain
+from sifu.core.client_names import Admitted, as_seen, check_lookalikes, plain
 from sifu.errors import InputError
 from sifu.requests.client_list import _changed
 

@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from sifu.core.identity import key_fingerprint
+from sifu.core.client_names import key_fingerprint
 from sifu.errors import InputError
 from sifu.requests.client_list import fingerprint_of_file
 from sifu.store.keys import sign_statement, signer_of

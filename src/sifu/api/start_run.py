@@ -15,8 +15,8 @@ import numpy as np
 from sifu.api.run import Run
 from sifu.api.spec_file import load_spec
 from sifu.choices import Device
+from sifu.core.client_names import check_lookalikes, check_names
 from sifu.core.engine import Engine
-from sifu.core.identity import check_lookalikes, check_names
 from sifu.core.operator_words import PYTHON
 from sifu.core.round import NormalSource
 from sifu.core.spec import Spec

@@ -31,7 +31,7 @@ def add_client(
     other_key: Annotated[bool, option("Replace the key of a known client.", "--replace")] = False,
 ) -> Answer:
     """Add a client to the list, or replace its key."""
-    from sifu.core.identity import check_names
+    from sifu.core.client_names import check_names
     from sifu.requests.client_list import fingerprint_of_file
 
     check_names([name])

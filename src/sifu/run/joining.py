@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from sifu.core.client_names import check_lookalikes, check_names
 from sifu.core.engine import Engine
-from sifu.core.identity import check_lookalikes, check_names
 from sifu.errors import InputError
 from sifu.run.closed_form_round import RecordedSolve
 from sifu.run.run_view import RunView

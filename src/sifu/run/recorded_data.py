@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from sifu.core.identity import as_seen
+from sifu.core.client_names import as_seen
 from sifu.core.operator_words import TABLE
 from sifu.core.spec import Spec
 from sifu.data.client_data import ClientData

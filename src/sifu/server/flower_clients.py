@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sifu.api.start_run import check_same_spec, create_run, open_run
-from sifu.core.identity import plain
+from sifu.core.client_names import plain
 from sifu.core.operator_words import FLOWER
 from sifu.core.spec import Spec
 from sifu.engines.flower.exchange import ClaimedRoster, Exchange, KeyRoster, Patience, Roster

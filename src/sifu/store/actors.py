@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 
-from sifu.core.identity import as_seen
+from sifu.core.client_names import as_seen
 from sifu.errors import InputError
 
 ACTOR = "SIFU_ACTOR"

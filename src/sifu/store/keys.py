@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sifu.core.identity import key_fingerprint
+from sifu.core.client_names import key_fingerprint
 from sifu.core.ledger import canonical_json
 from sifu.errors import InputError, RunDamagedError
 from sifu.store.files import sync_folder, write_atomically

@@ -94,7 +94,7 @@ class TrainingFacts:
         outside: Descriptions of training steps that the theory does not cover (dropout, batch norm, clipping...).
         preprocessing: Origin of the constants used in preprocessing.
         shape_from_labels: True if the number of outputs was counted from all clients' labels.
-        identity: Method of identifying clients (`sifu.core.identity`).
+        identity: Method of identifying clients (`sifu.core.client_names`).
         initial: Origin of the initial models.
         features: Digest of the public feature map applied to samples, or "" without a feature map.
         features_declared: True if the feature map is not drawn from a seed. The operator must then declare that it

@@ -216,7 +216,7 @@ class NetworkFeatures(FeatureMap):
 def _would_be_rounded(samples: NDArray[Any], kind: torch.dtype) -> bool:
     """Return whether integers are too large for a floating-point type to represent them exactly.
 
-    >>> _would_be_rounded(np.array([256]), torch.bfloat16), _would_be_rounded(np.array([30000]), torch.bfloat16)
+    >>> _would_be_rounded(np.array([2048]), torch.float16), _would_be_rounded(np.array([2049]), torch.float16)
     (False, True)
     """
     if samples.dtype.kind not in "iu" or not kind.is_floating_point or not samples.size:
@@ -229,8 +229,10 @@ def weights_digest(module: torch.nn.Module) -> str:
     hashed = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         plain = tensor.detach().cpu().contiguous()
-        is_short = plain.dtype == torch.bfloat16  # numpy has no bfloat16
-        array = (plain.view(torch.int16) if is_short else plain).numpy()
-        hashed.update(f"{name} {'bfloat16' if is_short else array.dtype.str} {array.shape}\n".encode())
+        # numpy knows no other floating-point type of two bytes than float16
+        unknown = plain.dtype.is_floating_point and plain.element_size() == 2 and plain.dtype != torch.float16
+        array = (plain.view(torch.int16) if unknown else plain).numpy()
+        kind = str(plain.dtype).removeprefix("torch.") if unknown else array.dtype.str
+        hashed.update(f"{name} {kind} {array.shape}\n".encode())
         hashed.update(array.tobytes())
     return hashed.hexdigest()

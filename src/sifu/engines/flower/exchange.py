@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flwr.app import Message
 
+from sifu.core.client_names import key_fingerprint
 from sifu.core.engine import Position
-from sifu.core.identity import key_fingerprint
 from sifu.core.layout import Vector
 from sifu.core.replies import LATE, Wait
 from sifu.engines.flower.checkpoints_of_nodes import ShownCheckpoint

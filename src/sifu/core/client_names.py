@@ -1,4 +1,4 @@
-"""Identity of clients: a name that the operator gives, and the public key of the client's node.
+"""Names that the operator gives to clients, and public keys of the clients' nodes.
 
 A key is recorded as the SHA-256 of its decoded PEM body (DER), so every program computes the same fingerprint.
 """
