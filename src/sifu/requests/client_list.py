@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sifu.core import identity
+from sifu.core import client_names
 from sifu.core.ledger import read_json
 from sifu.errors import InputError, RunBusyError
 from sifu.run.run_view import RunView
@@ -51,15 +51,15 @@ def fingerprint_of_file(path: Path) -> str:
     except (ValueError, UnsupportedAlgorithm) as error:
         hint = "it is a private key, which stays at its client" if b"PRIVATE KEY" in content else str(error)
         raise InputError(f"{path} holds no public key: give the .pub file of ssh-keygen, or PEM ({hint})") from error
-    return identity.key_fingerprint(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return client_names.key_fingerprint(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
 
 
-def recorded_clients(reader: RunReader) -> tuple[identity.Admitted, ...]:
+def recorded_clients(reader: RunReader) -> tuple[client_names.Admitted, ...]:
     """Return the list in the ledger."""
-    return identity.admitted_of(json.loads(reader.value(ADMITTED, "[]")))
+    return client_names.admitted_of(json.loads(reader.value(ADMITTED, "[]")))
 
 
-def listed_clients(folder: Path) -> tuple[identity.Admitted, ...]:
+def listed_clients(folder: Path) -> tuple[client_names.Admitted, ...]:
     """Return the list of a run, or of a folder that will become one."""
     if (folder / DATABASE).exists():
         with RunReader(folder) as reader:
@@ -67,17 +67,17 @@ def listed_clients(folder: Path) -> tuple[identity.Admitted, ...]:
     return _clients_of_file(folder)
 
 
-def _known_clients(reader: RunReader) -> tuple[identity.Admitted, ...]:
+def _known_clients(reader: RunReader) -> tuple[client_names.Admitted, ...]:
     """Return the list in the ledger, or the list in the file if the ledger has none yet (after a run's first event)."""
     return recorded_clients(reader) if reader.value(ADMITTED, "") else _clients_of_file(reader.folder)
 
 
-def _clients_of_file(folder: Path) -> tuple[identity.Admitted, ...]:
+def _clients_of_file(folder: Path) -> tuple[client_names.Admitted, ...]:
     path = folder / CLIENTS_FILE
     if not path.exists():
         return ()
     try:
-        return identity.admitted_of(read_json(path.read_bytes()))
+        return client_names.admitted_of(read_json(path.read_bytes()))
     except ValueError as error:
         raise InputError(f"{path} is not a list of clients: {error}") from error
 
@@ -107,7 +107,9 @@ def ask_for_change(folder: Path, change: dict[str, Any]) -> bool:
         with WriterLock(folder / LOCK_FILE):
             if not (folder / DATABASE).exists():
                 changed = _changed(listed_clients(folder), change)
-                write_atomically(folder / CLIENTS_FILE, json.dumps(identity.plain(changed), indent=1).encode() + b"\n")
+                write_atomically(
+                    folder / CLIENTS_FILE, json.dumps(client_names.plain(changed), indent=1).encode() + b"\n"
+                )
                 return True
     try:
         writer = RunWriter.open(folder)
@@ -126,10 +128,10 @@ def change_clients(writer: RunWriter, change: dict[str, Any]) -> None:
     before = _known_clients(writer)
     after = _check(writer, change)
     if after != before:
-        writer.record(NewEvent("clients changed", {"run": {ADMITTED: identity.plain(after)}, "change": change}))
+        writer.record(NewEvent("clients changed", {"run": {ADMITTED: client_names.plain(after)}, "change": change}))
 
 
-def _check(reader: RunReader, change: dict[str, Any]) -> tuple[identity.Admitted, ...]:
+def _check(reader: RunReader, change: dict[str, Any]) -> tuple[client_names.Admitted, ...]:
     """Return the list of a run after a change.
 
     A remote client without a key enters the list only by being blocked.
@@ -149,7 +151,7 @@ def _check(reader: RunReader, change: dict[str, Any]) -> tuple[identity.Admitted
             )
     without_key = name in view.index_of and name not in {entry.name for entry in before}
     if change.get("do") == "block" and without_key and view.facts.identity in (BY_OPERATOR, CLAIMED):
-        before = (*before, identity.Admitted(name, ""))
+        before = (*before, client_names.Admitted(name, ""))
     after = _changed(before, change)
     if change["do"] == "add" and after != before:
         if name in view.index_of:
@@ -159,13 +161,13 @@ def _check(reader: RunReader, change: dict[str, Any]) -> tuple[identity.Admitted
     return after
 
 
-def joining(reader: RunReader) -> tuple[identity.Admitted, ...]:
+def joining(reader: RunReader) -> tuple[client_names.Admitted, ...]:
     """Return the listed clients that are not in the run yet; each joins once its node is online."""
     names = {client.name for client in reader.clients()}
     return tuple(entry for entry in recorded_clients(reader) if entry.status == "allowed" and entry.name not in names)
 
 
-def _changed(entries: tuple[identity.Admitted, ...], change: dict[str, Any]) -> tuple[identity.Admitted, ...]:
+def _changed(entries: tuple[client_names.Admitted, ...], change: dict[str, Any]) -> tuple[client_names.Admitted, ...]:
     """Return the list after a change.
 
     Adding a client that is already listed with the same key changes nothing.
@@ -184,11 +186,11 @@ def _changed(entries: tuple[identity.Admitted, ...], change: dict[str, Any]) -> 
     if do != "add" and name not in listed:
         raise InputError(f"{name} is not on the list of clients; it has {', '.join(listed) or 'no entries'}")
     if do == "block":
-        return tuple((listed | {name: identity.Admitted(name, listed[name].key, "blocked")}).values())
+        return tuple((listed | {name: client_names.Admitted(name, listed[name].key, "blocked")}).values())
     if do == "add":
-        identity.check_names([name])
-        identity.check_lookalikes([*listed, name])
-    entry = identity.Admitted(name, identity.check_key(key))
+        client_names.check_names([name])
+        client_names.check_lookalikes([*listed, name])
+    entry = client_names.Admitted(name, client_names.check_key(key))
     if do == "add" and listed.get(name) == entry:
         return entries
     owner = next((owner for owner in entries if owner.key == key), None)
