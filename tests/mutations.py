@@ -6,27 +6,24 @@ The tables are enumerated from the database itself, so a new column is covered a
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from run_tools import Column, columns, connect
+from run_tools import Column
 from sifu.api import verify_run
 from sifu.errors import SifuError
 
-ALIASES = {
+NAMES = {
     "nodes": r"node|history|rounds",
     "participation": r"participation|rounds",
     "events": r"ledger|event",
     "clients": r"clients:",
     "certificates": r"certificate",
+    "run": r"run|head",
 }
 """Patterns by which findings name a table; tables not listed here are named by their own name."""
-
-
 CRASH = "verification crashed:"
 
 
@@ -37,12 +34,6 @@ class Pristine:
         self.folder = folder
         self._kept = folder.with_name("kept")
         shutil.copytree(folder, self._kept)
-
-    def restore_database(self) -> None:
-        """Restore the original database."""
-        for leftover in ("run.db-wal", "run.db-shm"):
-            (self.folder / leftover).unlink(missing_ok=True)
-        shutil.copyfile(self._kept / "run.db", self.folder / "run.db")
 
     def restore(self) -> None:
         """Restore the original folder."""
@@ -97,58 +88,6 @@ def spread(rows: list[tuple[Any, ...]], start: int, count: int) -> list[tuple[An
     """Return a few rows spread over a table; other rows for another `start`."""
     places = sorted({(start + step * len(rows) // count) % len(rows) for step in range(min(count, len(rows)))})
     return [rows[place] for place in places]
-
-
-def tamper_with_values(pristine: Pristine, table: str, everything: bool) -> tuple[int, list[str]]:
-    """Change one value after the other; return the number of changes, and those that were unnoticed or unnamed.
-
-    Unless `everything` is set, try two new values in each of two rows per column, and in one row with NULL if there is
-    any.
-    """
-    pristine.restore_database()
-    connection = connect(pristine.folder)
-    described = columns(connection, table)
-    keys = [column.name for column in described if column.key]
-    where = " AND ".join(f"{key} = ?" for key in keys)
-    rows = connection.execute(f"SELECT * FROM {table} ORDER BY {', '.join(keys)}").fetchall()
-    connection.close()
-    tried, wrong = 0, []
-    for place, column in enumerate(described):
-        chosen = rows if everything or table == "run" else spread(rows, place, 2)
-        if not everything:
-            chosen = chosen + [row for row in rows if row[place] is None and row not in chosen][:1]
-        for row in chosen:
-            values = dict(zip([column.name for column in described], row, strict=True))
-            variants = list(other_values(row[place], column))
-            for new in variants if everything else variants[:2]:
-                connection = connect(pristine.folder)
-                try:
-                    connection.execute(
-                        f"UPDATE {table} SET {column.name} = ? WHERE {where}", (new, *(values[key] for key in keys))
-                    )
-                except sqlite3.IntegrityError:
-                    connection.close()
-                    continue  # that key exists already; swapped rows are tried elsewhere
-                connection.close()
-                tried += 1
-                problems = caught(pristine.folder)
-                name = f"{table}.{column.name} of {[values[k] for k in keys]}: {row[place]!r} -> {new!r}"
-                if not problems:
-                    wrong.append(f"not caught: {name}"[:300])
-                elif CRASH in problems[0] or not is_named(problems, table, column):
-                    wrong.append(f"not named: {name}: {problems[:3]}"[:600])
-                pristine.restore_database()
-    return tried, wrong
-
-
-def is_named(problems: list[str], table: str, column: Column) -> bool:
-    """Return whether a finding names the table and the column."""
-    text = "\n".join(problems)
-    if table in ALIASES:
-        return bool(re.search(ALIASES[table], text))
-    # The ledger's check names the head of the chain, and SQLite's check a value that the schema forbids.
-    own_word = column.key or column.name in text or "CHECK constraint" in text
-    return (table in text and own_word) or (table == "run" and "head" in text)
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:

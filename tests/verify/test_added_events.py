@@ -134,25 +134,6 @@ def test_who_is_hidden_is_who_asked(own_trained: Path, monkeypatch: pytest.Monke
     assert "request both: it hides the clients" in "\n".join(verify_run(own_trained).problems)
 
 
-@pytest.mark.parametrize(
-    ("statement", "expected"),
-    [
-        ("UPDATE nodes SET noise_std = 9.0 WHERE node = 9", "node 9 is not the one that its choice describes"),
-        ("UPDATE nodes SET noise_std = 5.0, request_order = 4 WHERE node = 19", "records noise in a round"),
-        ("UPDATE nodes SET request_order = 9 WHERE node = 0", "does not begin with an initial model"),
-        ("UPDATE participation SET drift = -drift WHERE node = 3", "node 3 has a drift that is negative"),
-        ("UPDATE nodes SET mean_shift = -mean_shift WHERE node = 3", "node 3 has a mean shift or rounding that is neg"),
-        ("UPDATE nodes SET rounding = -1e-13 WHERE node = 3", "node 3 has a mean shift or rounding that is negative"),
-    ],
-)
-def test_figures_of_nodes_are_possible(own_run: Path, statement: str, expected: str) -> None:
-    execute(own_run, statement)
-    rebuild_chain(own_run)
-    resign_everything(own_run)
-    assert expected in "\n".join(verify_run(own_run).problems)
-    assert sifu_verifier.verify(own_run)
-
-
 @pytest.mark.parametrize("which", ["source", "noised", "final"])
 def test_a_certificate_commits_to_the_models_of_its_request(own_run: Path, which: str) -> None:
     """A recorded digest of another node in the certified models is found, although its commitment opens."""
