@@ -174,16 +174,6 @@ def test_an_older_backup_is_refused_with_a_head(forgotten_since: Any, tmp_path: 
     assert list(tmp_path.glob(".tmp-*")) == []
 
 
-def test_a_restore_says_what_it_does_to_later_certificates(own_trained: Path, tmp_path: Path, cli: Command) -> None:
-    sifu.open_run(own_trained).backup(tmp_path / "now.zip")
-    said = " ".join(cli("restore", tmp_path / "now.zip", tmp_path / "back").out.split())
-    assert "Later certificates are at best conditional, except for fresh models, merged groups and heads" in said
-    levels = {
-        way: sifu.open_run(tmp_path / "back").plan(["client-003"], method=way).level for way in ("sifu", "scratch")
-    }
-    assert levels == {"sifu": "conditional", "scratch": "exact"}
-
-
 def test_an_older_backup_cannot_bring_an_erased_model_back_unnoticed(forgotten_since: Any, tmp_path: Path) -> None:
     """The backup is restored, but the ledger records it and no later certificate is proven. A head of the original run
     reveals the restoration.
@@ -260,18 +250,6 @@ def test_a_broken_backup_leaves_nothing_behind(own_trained: Path, tmp_path: Path
     assert not (tmp_path / "back").exists()
     assert list(tmp_path.glob(".tmp-*")) == []
     assert not Path("/tmp/evil").exists()
-
-
-def test_a_backup_whose_places_lie_outside_the_file_is_refused(own_trained: Path, tmp_path: Path) -> None:
-    """An archive whose directory points before its beginning is refused; it once ended in an unexplained `Invalid
-    argument`.
-    """
-    sifu.open_run(own_trained).backup(tmp_path / "b.zip")
-    content = bytearray((tmp_path / "b.zip").read_bytes())
-    content[-6:-4] = b"\xff\xff"
-    (tmp_path / "b.zip").write_bytes(bytes(content))
-    with pytest.raises(InputError, match="not a backup"):
-        restore(tmp_path / "b.zip", tmp_path / "back")
 
 
 def test_a_backup_that_says_a_forged_record_is_refused(own_trained: Path, tmp_path: Path) -> None:

@@ -261,36 +261,6 @@ def test_a_client_that_sends_impossible_statistics_is_named(tmp_path: Path, monk
     assert run.verify().problems == []
 
 
-def test_another_feature_map_is_refused(trained: Path, tmp_path: Path) -> None:
-    clients = table_clients(5)
-    folder = tmp_path / "run"
-    sifu.train(TABLE, run=folder, clients=clients)
-    wider = [ClientData(client.name, np.hstack([client.x, client.x]), client.y) for client in clients]
-    with pytest.raises(InputError, match="feature map"):
-        sifu.open_run(folder, clients=wider).forget(["c1"])
-
-
-DAMAGE = {
-    "a byte of the sum": lambda folder: _flip(stored_path(folder, "statistics", "1.sum.statistics")),
-    "a byte of a client's": lambda folder: _flip(stored_path(folder, "statistics", "1.4.rows.statistics")),
-    "a file that is gone": lambda folder: stored_path(folder, "statistics", "1.4.rows.statistics").unlink(),
-    "a file more": lambda folder: stored_path(folder, "statistics", "1.99.statistics").write_bytes(b"sifu"),
-}
-
-
-def _flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("damage", list(DAMAGE))
-def test_changed_files_of_statistics_are_noticed(trained: Path, tmp_path: Path, damage: str) -> None:
-    folder = copy_run(trained, tmp_path / "run")
-    DAMAGE[damage](folder)
-    assert any("statistics" in problem for problem in sifu.open_run(folder).verify().problems)
-
-
 def test_a_forged_head_or_penalty_is_noticed(trained: Path, tmp_path: Path) -> None:
     """A forger who rebuilds the whole chain still needs a head that solves the equations of the sum."""
     for number, (name, edit) in enumerate(
@@ -361,15 +331,6 @@ def test_auto_is_a_fixed_penalty_for_wide_heads(tmp_path: Path, monkeypatch: pyt
         assert (penalty == 0.01) == (name == "wide")
 
 
-def test_an_old_sum_put_back_is_noticed(trained: Path, tmp_path: Path) -> None:
-    folder = copy_run(trained, tmp_path / "run")
-    old = stored_path(folder, "statistics", "1.sum.statistics").read_bytes()
-    run = sifu.open_run(folder)
-    run.forget(["client-003"])
-    stored_path(folder, "statistics", "1.sum.statistics").write_bytes(old)
-    assert any("1.sum.statistics" in problem for problem in run.verify().problems)
-
-
 def test_backups_hold_statistics(trained: Path, tmp_path: Path) -> None:
     folder = copy_run(trained, tmp_path / "run")
     run = sifu.open_run(folder)
@@ -385,55 +346,6 @@ def test_backups_hold_statistics(trained: Path, tmp_path: Path) -> None:
     remaining = dict(run.purge().remains)
     assert any("files of statistics" in what for what in remaining)
     assert any("backup.zip" in what for what in remaining)
-
-
-def test_from_the_command_line(tmp_path: Path, cli: Command) -> None:
-    """The commands that work with other methods also work with a closed-form head, and their output names it."""
-    spec = tmp_path / "spec.toml"
-    assert cli("init", spec).code == 0
-    assert "[ridge]" in spec.read_text()
-    settings_ = ("--set", "model.kind=ridge", "--set", "features.kind=random_fourier", "--set", "features.count=64",
-                 "--set", "data.clients=12")  # fmt: skip
-    folder = tmp_path / "run"
-    trained = cli("train", spec, "--run", folder, *settings_)
-    assert trained.code == 0, trained.err
-    plan = cli("plan", folder, "--clients", "client-003")
-    assert plan.code == 0, plan.err
-    assert "no client is contacted" in plan.out
-    assert cli("request", folder, "--clients", "client-003").code == 0
-    forgotten = cli("forget", folder, "--format", "json")
-    assert forgotten.code == 0, forgotten.err
-    assert json.loads(forgotten.out)["requests"][0]["level"] == "exact"
-    for command in (["verify"], ["status"], ["report"], ["requests", "list"]):
-        answer = cli(*command, folder)
-        assert answer.code == 0, (command, answer.err)
-    exported = cli("export", folder, "--model", tmp_path / "head.safetensors")
-    assert exported.code == 0, exported.err
-
-
-def test_an_audit_finds_the_very_model_of_training_without_the_client(trained: Path, tmp_path: Path) -> None:
-    """Replayed without the forgotten client, the audit gets the released model bit for bit."""
-    from sifu.audit import audit_run
-
-    folder = copy_run(trained, tmp_path / "run")
-    sifu.open_run(folder).forget(["client-003", "client-004"])
-    report = audit_run(folder)
-    assert report.contradictions == ()
-    assert {release.same_model for release in report.exact} == {True}
-
-
-def test_wrong_settings_are_named() -> None:
-    for changed, words in (
-        ({"ridge": {"regularisation": -1}}, "ridge.regularisation must be in 1e-12 to 1e6, or auto, found -1.0"),
-        ({"features": {"kind": "random_fourier", "count": 7}}, "features.count must be even for random_fourier"),
-        ({"features": {"knid": "none"}}, "did you mean features.kind"),
-        ({"keep": {"statistics": "all"}}, "keep.statistics must be one of auto, clients, sum; found 'all'"),
-    ):
-        with pytest.raises(InputError) as error:
-            sifu.Spec.from_mapping(TABLE | changed)
-        assert words in str(error.value)
-    with pytest.raises(InputError, match=r"features.kind must be none for model.kind = 'mlp'"):
-        sifu.Spec.from_mapping({"model": {"kind": "mlp"}, "features": {"kind": "random_fourier"}})
 
 
 def test_a_softmax_head_on_public_features_is_proven(tmp_path: Path) -> None:

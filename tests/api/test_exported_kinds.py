@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import sifu
-from onnx_tools import answers_of_the_graph, description_in
 from run_tools import Command
 from sifu.errors import InputError, install_extra
 from sifu.store.reader import RunReader
@@ -56,19 +55,6 @@ def check_agrees_with_the_run(run: sifu.Run, model: sifu.LoadedModel, file: Path
     assert right == expected.tolist()
 
 
-def check_graph_agrees(run: sifu.Run, model: sifu.LoadedModel, x: Any) -> None:
-    """Check that the exported graph agrees on raw samples, in onnx's reference evaluator and in a runtime if one is
-    installed.
-    """
-    pytest.importorskip("onnx")
-    path = run.export(run.folder.parent / "m.onnx")
-    assert description_in(path) == model.description
-    scores, predicted = model.scores(x), model.predict(x)
-    for answer in answers_of_the_graph(path, {"x": x}):
-        np.testing.assert_allclose(answer["scores"], scores, atol=1e-5 if scores.dtype == np.float32 else 1e-12)
-        np.testing.assert_allclose(answer["prediction"].reshape(predicted.shape), predicted, atol=1e-12)
-
-
 @pytest.mark.parametrize("kind", ["cnn", "mlp"])
 def test_every_network_that_a_spec_can_name(tmp_path: Path, kind: str) -> None:
     file = images(tmp_path, 18, 18, 3)
@@ -77,7 +63,6 @@ def test_every_network_that_a_spec_can_name(tmp_path: Path, kind: str) -> None:
     check_agrees_with_the_run(run, model, file)
     x = np.load(file)["x"]
     np.testing.assert_allclose(model.scores(x), model.scores(x.transpose(0, 3, 1, 2) / 255.0), atol=1e-6)
-    check_graph_agrees(run, model, x)
     with pytest.raises(InputError, match=r"takes (samples of shape|rows of)"):
         model.predict(np.zeros((2, 3, 20, 20)))
 
@@ -146,21 +131,6 @@ def test_heads_on_feature_maps(tmp_path: Path, kind: str, features: str) -> None
             model.predict(np.zeros((2, 18)))
 
 
-@pytest.mark.parametrize(
-    ("kind", "ridge"), [("logistic", {}), ("least_squares", {}), ("ridge", {"task": "regression", "scale": 2.0})]
-)
-def test_other_decisions_as_onnx(tmp_path: Path, kind: str, ridge: dict[str, Any]) -> None:
-    x = np.random.default_rng(4).random((CLIENTS * SAMPLES, 18))
-    file = rows(tmp_path, (x[:, 0] > 0.5).astype(int) if kind == "logistic" else x[:, 0] + 0.25)
-    run = trained(file, tmp_path, kind, ridge=ridge)
-    model = sifu.load_model(run.export(tmp_path / "m.safetensors"))
-    predicted = model.predict(x)
-    assert predicted.shape == (len(x),)
-    if kind == "ridge":
-        assert np.abs(predicted - (x[:, 0] + 0.25)).max() < 0.3  # in the unit of the targets
-    check_graph_agrees(run, model, x)
-
-
 def test_a_module_runs_only_if_it_is_named_and_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Command
 ) -> None:
@@ -184,18 +154,3 @@ def test_a_module_runs_only_if_it_is_named_and_is_the_same(
             sifu.load_model(path, module="exported_backbone:make").predict_rows(file)
     finally:
         sys.modules.pop("exported_backbone", None)
-
-
-def test_bytes_are_scaled_as_the_clients_were(tmp_path: Path) -> None:
-    """Bytes in a file are divided by 16, the largest value of digits, as the clients' samples were."""
-    spec = {"data": {"name": "digits", "clients": 4, "normalise": "standard"}, "stop": {"max_rounds": 5, "target": 0.0}}
-    run = sifu.train(spec, run=tmp_path / "run")
-    model = sifu.load_model(run.export(tmp_path / "m.safetensors"))
-    assert model.description["normalisation"] == {"divide_bytes_by": 16.0, "mean": [0.5], "deviation": [0.5]}
-    from sifu.data import load
-
-    digits = load("digits")
-    np.savez(tmp_path / "new.npz", x=digits.x_test[:50])
-    inputs = digits.features("test", normalise="standard")[:50]
-    assert [row.prediction for row in model.predict_rows(tmp_path / "new.npz")] == model.predict(inputs).tolist()
-    assert "cache" not in model.description["features"]

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import sifu
-from onnx_tools import answers_of_the_graph
+from onnx_tools import answers_of_the_graph, description_in
 from sifu.errors import InputError
 
 pytest.importorskip("onnx")
@@ -65,7 +65,9 @@ def check(
     sizes = np.sort(scores, axis=1)
     separate = sizes[:, -1] - sizes[:, -2] if scores.shape[1] > 1 else np.abs(scores[:, 0])
     classes = model.description["classes"]
-    for answer in answers_of_the_graph(run.export(file.parent / "m.onnx"), inputs or {"x": model.inputs_of(file)[0]}):
+    graph = run.export(file.parent / "m.onnx")
+    assert description_in(graph) == model.description
+    for answer in answers_of_the_graph(graph, inputs or {"x": model.inputs_of(file)[0]}):
         np.testing.assert_allclose(answer["scores"], scores, rtol=0.0, atol=close)
         decided = answer["prediction"].reshape(len(rows)).tolist()
         if classes and answer["prediction"].dtype == np.int64:

@@ -1,7 +1,6 @@
 """Held-out accuracy: measured on rows of remaining clients, shown with their number, erased by a forget."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, roc_auc_score
 
-from run_tools import Command
 from sifu.api import Run, open_run, train
 from sifu.core.held_out_figures import HeldOutFigures
 from sifu.errors import SifuWarning
-from sifu.report.collect import collect
-from sifu.report.page import _facts
 from sifu.run.clients_and_engine import held_out_rows_from_spec
 from sifu.run.held_out import area_under_curve, calibration_error
 from sifu.store.client_accuracy import STANDING_FILE, read_held_out
@@ -162,16 +158,6 @@ def test_images_of_a_named_data_set_are_held_out_too(tmp_path: Path) -> None:
     assert held.rows > 100
 
 
-def test_report_and_console_say_what_each_accuracy_was_measured_on(trained: Path) -> None:
-    facts = {name: (value, note) for name, value, note in _facts(collect(trained))}
-    held = Run(trained).status().held_out
-    assert held is not None
-    assert held.accuracy is not None
-    assert facts["Held-out accuracy"][0] == f"{100 * held.accuracy:.1f} %"
-    assert facts["Held-out accuracy"][1].startswith(f"on {held.rows} held-out rows; AUC ")
-    assert "training data" in facts["Training accuracy"][1]
-
-
 @pytest.mark.parametrize(
     "content", ['{"rows": 3}', '{"rows": "x", "accuracy": 1}', '{"rows": 3, "accuracy": 1, "odd": 2}', "[]", "3"]
 )
@@ -196,29 +182,3 @@ def test_a_confident_model_that_is_wrong_is_badly_calibrated() -> None:
     sure = np.array([[0.0, 1.0]] * 8)
     assert calibration_error(np.zeros(8, dtype=np.int64), sure) == 1.0
     assert calibration_error(np.ones(8, dtype=np.int64), sure) == 0.0
-
-
-def test_short_answers_fit_one_screen_and_all_says_the_rest(trained: Path, tmp_path: Path, cli: Command) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(trained, run)
-    short, whole = (cli("plan", run, "--clients", "south", *more).out for more in ((), ("--all",)))
-    assert len(short.splitlines()) <= 40
-    assert "auto chooses" in short
-    assert "this one has" in whole
-    assert "this one has" not in short
-    assert cli("forget", run, "--clients", "south", "--method", "sifu", "--sigma", "0.5").code == 0
-    request = cli("status", run, "--format", "json").json["requests"][0]["request"]
-    short, whole, public = (
-        cli("certificate", "show", run, request, *more).out for more in ((), ("--all",), ("--public",))
-    )
-    assert len(short.splitlines()) <= 12
-    assert "Not covered" not in short
-    assert "not covered" in short
-    assert "Not covered" in whole
-    assert "Not covered" in public
-    assert "with a 1 % false-alarm rate, detects at most " in " ".join(short.split())
-    status = cli("status", run).out
-    assert len(status.splitlines()) <= 25
-    assert "on the active clients' training data; " in " ".join(status.split())
-    assert "held-out rows (AUC" in " ".join(status.split())
-    assert cli("verify", run, "--all").code == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 import sifu
 from run_tools import small_spec
-from sifu.core.certificate_words import words_of
 from sifu.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -57,34 +55,6 @@ def test_a_shape_counted_from_labels_is_not_exact(tmp_path: Path) -> None:
 def test_a_delta_that_noise_cannot_deliver_is_refused(own_trained: Path) -> None:
     with pytest.raises(InputError, match="at least 1e-10"):
         sifu.open_run(own_trained).plan(["client-003"], delta=1e-25)
-
-
-def test_a_conditional_certificate_says_on_what_it_depends(tmp_path: Path) -> None:
-    run = sifu.train(small_spec(model={"dtype": "float32"}), run=tmp_path / "run")
-    run.forget(["client-003"], "one", sigma=2.0)
-    certificate = json.loads((run.folder / "certificates" / "one.public.json").read_text())
-    assert "If every premise marked 'assumed' below holds" in str(words_of(certificate["body"]))
-
-
-def test_the_same_command_after_an_interruption_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`forget` with the same clients and terms finishes the interrupted request and reports its outcome."""
-    from sifu.run.training import RecordedTraining
-
-    run = sifu.train(small_spec(), run=tmp_path / "run")
-    whole = RecordedTraining.run
-
-    def interrupted(self: RecordedTraining, *arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as broken:
-        broken.setattr(RecordedTraining, "run", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run.forget(["client-003"], sigma=2.0)
-    assert RecordedTraining.run is whole
-    assert run.request_status("r1") == "running"
-    (outcome,) = run.forget(["client-003"], sigma=2.0)
-    assert (outcome.request, outcome.level) == ("r1", "proven")
-    assert run.verify().problems == []
 
 
 def test_a_refused_request_does_not_hold_up_the_others(tmp_path: Path) -> None:

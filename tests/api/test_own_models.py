@@ -126,15 +126,6 @@ def test_going_on_without_the_model_or_the_data_is_refused(tmp_path: Path) -> No
     assert state(tmp_path / "run") == before
 
 
-def test_a_model_of_another_layout_leaves_no_request_behind(tmp_path: Path) -> None:
-    """The mistake is noticed before anything is written."""
-    sifu.train(SPEC, run=tmp_path / "run", model=small_cnn, clients=arrays())
-    before = state(tmp_path / "run")
-    with pytest.raises(InputError):
-        sifu.open_run(tmp_path / "run", model=other_cnn, clients=arrays()).forget(["hospital 1"], method="scratch")
-    assert state(tmp_path / "run") == before
-
-
 def test_own_networks_need_an_assumed_regularity(tmp_path: Path) -> None:
     measured = {**SPEC, "regularity": {"kind": "measured"}}
     with pytest.raises(InputError, match=r"regularity\.kind = 'assumed'"):
@@ -214,12 +205,6 @@ def test_bad_data_from_python_is_refused_by_name(tmp_path: Path, make: Callable[
     with pytest.raises(InputError, match=word):
         sifu.train({"local": {"steps": 2}}, run=tmp_path / "run", clients=make())
     assert not (tmp_path / "run" / "run.db").exists()
-
-
-def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    pair = (np.ones((2, 3)), np.array([0, 1]))
-    with pytest.raises(InputError, match="name"):
-        sifu.train({}, run=tmp_path / "run", clients={1: pair, 2: pair})
 
 
 def test_terms_from_python_are_checked(own_trained: Path) -> None:

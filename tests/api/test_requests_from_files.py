@@ -12,13 +12,10 @@ import pytest
 import sifu
 import sifu_verifier
 from run_tools import Command
-from sifu.core.engine import Evaluation
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.errors import InputError
-from sifu.run.kept_statistics import KeptStatistics
 from sifu.run.run_engines import forgets_from_files
-from sifu.store import files
 from sifu.store.reader import RunReader
 
 SHOWING = "public_backbone:make_showing"
@@ -79,27 +76,6 @@ def test_a_request_reads_no_data_and_is_that_of_the_whole_engine(
     # An engine with data can continue this run.
     (again,) = sifu.open_run(tmp_path / "files", clients=clients_of()).forget(["c2"])
     assert again.level == "exact"
-
-
-def test_a_request_reads_each_file_that_it_needs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sifu.train(spec_of(), run=tmp_path / "run", clients=clients_of())
-    with RunReader(tmp_path / "run") as reader:
-        needed = sorted(row.file for row in reader.statistics().values() if row.is_sum or row.clients == (1,))
-    read: list[str] = []
-
-    def noting(path: Path, what: str, digest: str | None) -> bytes:
-        read.extend([path.name] if path.parent.name == "statistics" else [])
-        return read_content(path, what, digest)
-
-    read_content = files.read_content
-    monkeypatch.setattr(files, "read_content", noting)
-    (outcome,) = sifu.open_run(tmp_path / "run").forget(["c1"])
-    assert outcome.level == "exact"
-    assert sorted(read) == needed
-    read.clear()
-    assert sifu.open_run(tmp_path / "run").verify().problems == []
-    with RunReader(tmp_path / "run") as reader:
-        assert sorted(read) == sorted(row.file for row in reader.statistics().values())
 
 
 def _head(folder: Path) -> np.ndarray:
@@ -193,12 +169,3 @@ def test_the_command_evaluates_on_either_kind_of_rows(tmp_path: Path, cli: Comma
         assert (found["on"], found["accuracy"]) == (on, accuracy)
     shown = cli("evaluate", tmp_path / "run").out
     assert f"{100 * status.held_out.accuracy:.1f} % on" in shown
-
-
-def test_an_engine_of_files_evaluates_nothing(tmp_path: Path) -> None:
-    sifu.train(spec_of(), run=tmp_path / "run", clients=clients_of())
-    with sifu.open_run(tmp_path / "run").view() as view:
-        engine = KeptStatistics(view.clients, view.facts, view.reader.layout, view.spec)
-        found = engine.evaluate(engine.initial_model(0), view.active)
-    assert isinstance(found, Evaluation)
-    assert not found.samples.any()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +14,6 @@ import pytest
 import sifu
 from run_tools import Answer, Command, environment, query, run_cli, small_spec, spec_for
 from sifu.cli.main import app
-from sifu.store.reader import RunReader
-from sifu.theory.merging import members_by_group
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = sorted(command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands)  # type: ignore[union-attr]
@@ -30,11 +27,6 @@ def one_object(answer: Answer) -> dict[str, Any]:
     assert "NaN" not in answer.out
     assert "Infinity" not in answer.out
     return value
-
-
-def test_the_commands_are_those_of_the_design() -> None:
-    wanted = {"demo", "init", "train", "status", "plan", "request", "forget", "verify", "report", "export", "doctor"}
-    assert wanted <= set(COMMANDS)
 
 
 def test_help_of_every_command_loads_nothing_heavy() -> None:
@@ -225,73 +217,6 @@ def test_names_in_brackets_are_printed_as_they_are(cli: Command, tmp_path: Path)
     assert "two [/]" in answer.out
 
 
-def test_a_folder_in_brackets_is_printed_as_it_is(cli: Command, tmp_path: Path) -> None:
-    folder = tmp_path / "run [bold]"
-    sifu.train(small_spec(stop={"max_rounds": 2}), run=folder)
-    for arguments in (
-        ["status", folder],
-        ["request", folder, "--clients", "client-003"],
-        ["forget", folder],
-        ["verify", folder],
-        ["export", folder, "--model", tmp_path / "[red]model.safetensors"],
-    ):
-        answer = cli(*arguments)
-        assert answer.code == 0, answer.err
-        flat = answer.out.replace("\n", "")
-        assert "[bold]" in flat or "[red]" in flat, answer.out
-
-
-def test_text_output_of_a_whole_story(cli: Command, own_trained: Path, tmp_path: Path) -> None:
-    answer = cli("plan", own_trained, "--clients", "client-007", "--sigma", "0.1")
-    assert "Nothing was changed." in answer.out
-    assert "proven" in answer.out
-    answer = cli("forget", own_trained)
-    assert "No request waits" in answer.out
-    cli("request", own_trained, "--clients", "client-007", "--id", "mine")
-    answer = cli("status", own_trained)
-    assert "waiting" in answer.out
-    assert "received" in answer.out
-    answer = cli("forget", own_trained)
-    assert "mine" in answer.out
-    answer = cli("verify", own_trained)
-    assert "Verified" in answer.out
-    for name in ("auditor", "public"):
-        answer = cli("verify", own_trained / "certificates" / f"mine.{name}.json")
-        assert answer.code == 0, answer.err
-
-
-def test_the_status_says_when_psi_rests_on_an_assumption(cli: Command, own_trained: Path, tmp_path: Path) -> None:
-    """The status says that B of a network is assumed."""
-    proven = " ".join(cli("status", own_trained).out.split())
-    assert "Psi bounds how far a client can have moved the current model." in proven
-    assert "whatever its data" not in proven
-    assumed = {"kind": "assumed", "factor": 1.0}
-    sifu.train(small_spec(stop={"max_rounds": 1}, regularity=assumed), run=tmp_path / "assumed")
-    told = " ".join(cli("status", tmp_path / "assumed").out.split())
-    assert "If the assumptions in the certificates of this run hold, Psi bounds" in told
-
-
-@pytest.mark.parametrize(
-    "content", ["", "{}", "[]", "null", '{"body": {}}', '{"body": {"format": "x"}}', "\0", "{" * 99999]
-)
-def test_files_that_are_no_certificates(cli: Command, tmp_path: Path, content: str) -> None:
-    path = tmp_path / "certificate.json"
-    path.write_text(content)
-    answer = cli("verify", path)
-    assert answer.code == 2
-    assert "Traceback" not in answer.err
-    assert "certificate" in answer.err
-
-
-def test_every_command_is_documented() -> None:
-    readme = ROOT / "README.md"
-    if not readme.is_file():
-        pytest.skip("there is no README.md yet")
-    pages = "\n".join(path.read_text(encoding="utf-8") for path in [readme, *sorted((ROOT / "docs").rglob("*.md"))])
-    missing = [name for name in COMMANDS if not re.search(rf"sifu {name}\b", pages)]
-    assert not missing
-
-
 @pytest.mark.slow
 def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     answer = run_cli("demo", "--run", tmp_path / "demo", "--format", "json")
@@ -303,21 +228,3 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     assert query(tmp_path / "demo", "SELECT COUNT(*) FROM certificates") == [(6,)]
     assert (value["exact"]["level"], value["exact"]["rounds"]) == ("exact", 0)
     assert value["exact"]["accuracy"] > 0.9
-
-
-def test_what_people_read_of_groups(cli: Command, tmp_path: Path) -> None:
-    folder = tmp_path / "grouped"
-    spec = spec_for("groups", stop={"target": 0.99, "max_rounds": 5})
-    names = [client.name for client in sifu.train(spec, run=folder).status().clients]
-    with RunReader(folder) as reader:  # the key is random: a group may have one member, or none
-        key = bytes.fromhex(reader.value("group_key"))
-        members = members_by_group(key, names, range(len(names)), reader.spec["groups"]["count"])
-    leaving = names[max(members, key=len)[0]]
-    plan = cli("plan", folder, "--clients", leaving, "--method", "groups").out
-    assert "the merge of the groups without a forgotten client" in plan
-    released = cli("forget", folder, "--clients", leaving, "--method", "groups").out
-    assert "Forgotten by: groups." in released
-    status = " ".join(cli("status", folder).out.split())
-    assert "Influence through a merge is unbounded" in status
-    assert " inf " not in status
-    assert "forgotten with noise" not in status

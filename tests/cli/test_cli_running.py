@@ -219,9 +219,3 @@ def test_the_lock_is_let_go_when_its_holder_dies(tmp_path: Path) -> None:
     process.communicate()
     with WriterLock(tmp_path / "lock"):
         pass
-
-
-def test_a_failed_command_lets_go_of_the_lock(cli: Command, own_run: Path) -> None:
-    assert cli("forget", own_run, "--clients", "nobody").code == 2
-    assert cli("request", own_run, "--clients", "client-000").code == 2
-    RunWriter.open(own_run).close()

@@ -43,9 +43,3 @@ def test_reasons_and_messages_are_shown_harmlessly(own_trained: Path, cli: Comma
         assert answer.code == 0
         assert "\x1b" not in answer.out + answer.err
     assert "because" in cli("requests", "list", own_trained).out
-
-
-def test_a_folder_is_no_backup(tmp_path: Path, cli: Command) -> None:
-    answer = cli("restore", tmp_path, tmp_path / "run")
-    assert answer.code == 2
-    assert "not a backup" in answer.err

@@ -173,16 +173,6 @@ def test_many_words_are_classes(tmp_path: Path) -> None:
     assert "regression" not in proposal
 
 
-def test_a_wide_table_is_summed_up(tmp_path: Path) -> None:
-    genes = [f"gene {number}" for number in range(300)]
-    names = ["hospital", "AGE (years)", *genes, "outcome"]
-    rows = "".join(",".join([f"h{row % 2}", "50", *["0.5"] * 300, str(row % 2)]) + "\n" for row in range(6))
-    (tmp_path / "wide.csv").write_text(",".join(names) + "\n" + rows)
-    proposal = propose_spec(tmp_path / "wide.csv")
-    assert any("and 289 more" in check for check in proposal.checks)
-    assert max(map(len, proposal.checks)) < 400
-
-
 def test_warnings_about_a_table_come_when_it_is_trained_on_and_not_again(tmp_path: Path, cli: Command) -> None:
     lines = "".join(f"{'pq'[row % 2]},{row % 7 * 100 + 0.5},{row % 2}\n" for row in range(30))
     (tmp_path / "a.csv").write_text("hospital,dose,outcome\n" + lines)
@@ -232,9 +222,6 @@ def test_warnings_of_a_wide_table_are_one_sentence_without_its_values(tmp_path: 
         warnings.simplefilter("always")
         read_table(tmp_path / "a.csv", TableCoding("y", "hospital"))
     (only,) = (str(warning.message) for warning in said)
-    assert "300 of 300 columns" in only
-    assert "g11" in only
-    assert "and 288 more" in only
     assert "123" not in only
 
 
@@ -335,37 +322,11 @@ def test_a_newcomer_may_have_its_columns_in_another_order(regression: Path, tmp_
     assert "has another column 'ward', unlike the table" in " ".join(refused.err.split())
 
 
-def test_the_last_client_gets_an_answer(regression: Path, cli: Command) -> None:
-    for command in ("forget", "request", "plan"):
-        answer = cli(command, regression, "--clients", "h0,h1,h2,h3")
-        assert answer.code == 2
-        assert "delete the run's folder and every copy of its models, and keep its certificates" in answer.err
-
-
 def test_a_file_without_a_header_line_is_noticed(tmp_path: Path, cli: Command) -> None:
     write_clinics(tmp_path)
     answer = cli("init", tmp_path / "spec.toml", "--from", tmp_path / "clinic-0.data")
     assert answer.code == 2
     assert "--columns" in answer.err
-
-
-def test_a_wrong_name_of_the_data_lists_tables_among_the_right_ones(tmp_path: Path, cli: Command) -> None:
-    (tmp_path / "spec.toml").write_text('[data]\nname = "tabel"\n')
-    answer = cli("train", tmp_path / "spec.toml", "--run", tmp_path / "run")
-    assert answer.code == 2
-    assert "table" in answer.err.replace("tabel", "")
-
-
-@pytest.mark.parametrize("kind", ["ridge", "softmax"])
-def test_more_outputs_than_listed_classes_are_refused(tmp_path: Path, cli: Command, kind: str) -> None:
-    (tmp_path / "a.csv").write_text("c,x,y\np,1,no\nq,2,yes\n")
-    keys = {"name": "table", "file": tmp_path / "a.csv", "label": "y", "client": "c", "classes": "no,yes"}
-    lines = [f'{key} = "{value}"' for key, value in keys.items()]
-    model = f'partition = "given"\n[model]\nkind = "{kind}"\noutputs = 3\n'
-    (tmp_path / "spec.toml").write_text("[data]\n" + "\n".join(lines) + "\n" + model)
-    answer = cli("train", tmp_path / "spec.toml", "--run", tmp_path / "run")
-    assert answer.code == 2
-    assert "model.outputs = 3, but data.classes lists 2" in " ".join(answer.err.split())
 
 
 @pytest.mark.long

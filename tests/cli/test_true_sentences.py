@@ -97,9 +97,3 @@ def test_an_intact_backup_from_before_a_new_key_is_not_called_damaged(
     assert "--accept-older" in refused.err
     assert "damaged" not in refused.err
     assert cli("restore", tmp_path / "old.zip", tmp_path / "back", "--accept-older").code == 0
-
-
-def test_an_erased_model_may_remain_as_a_copy(own_run: Path, cli: Command) -> None:
-    shown = " ".join(cli("certificate", "show", own_run, "from-scratch", "--all").out.split())
-    assert "in the run folder" in shown
-    assert "Exported copies may" in shown

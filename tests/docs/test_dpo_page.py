@@ -113,20 +113,15 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("method", "options"), WAYS)
-def test_a_closed_hospital_is_forgotten_without_its_rows(table: Command, method: str, options: list[str]) -> None:
+def test_a_closed_hospital_is_forgotten_without_its_rows_and_with_those_who_stay(
+    table: Command, method: str, options: list[str]
+) -> None:
     train(table, *(part for option in options for part in ("--set", option)))
+    again = "scratch" if method == "groups" else method  # the second request hits both groups
     delete_rows(",west,")
     assert table("request", "heart-run", "--client", "west", "--method", method).code == 0
     assert table("forget", "heart-run").code == 0
     assert table("verify", "heart-run").code == 0
-
-
-@pytest.mark.parametrize(("method", "options"), WAYS)
-def test_other_ways_need_the_rows_of_those_who_stay(table: Command, method: str, options: list[str]) -> None:
-    train(table, *(part for option in options for part in ("--set", option)))
-    again = "scratch" if method == "groups" else method  # the second request hits both groups
-    assert table("forget", "heart-run", "--client", "west", "--method", method).code == 0
-    delete_rows(",west,")
     assert table("forget", "heart-run", "--client", "south", "--method", again).code == 0
     TABLE.unlink()
     assert table("forget", "heart-run", "--client", "north", "--method", again).code != 0
@@ -198,21 +193,6 @@ def test_an_approved_request_can_be_withdrawn_but_an_executed_one_can_neither_be
     assert "already forgotten" in table("request", "heart-run", "--client", "west", "--level", "exact").err
 
 
-def test_the_folder_verifies_without_the_key(table: Command) -> None:
-    train(table)
-    assert table("forget", "heart-run", "--client", "west").code == 0
-    Path("heart-run/operator.key").unlink()
-    assert table("verify", "heart-run").code == 0
-
-
-def test_a_missed_level_changes_nothing(table: Command) -> None:
-    train(table, "--set", "data.preprocessing=unknown")
-    assert table("request", "heart-run", "--client", "west", "--level", "proven").code == 0
-    answer = table("forget", "heart-run")
-    assert answer.code == 4
-    assert "nothing was changed" in answer.err
-
-
 def test_a_corrected_row_joins_as_a_new_client(table: Command) -> None:
     train(table)
     assert table("forget", "heart-run", "--client", "south", "--records", "P0061").code == 0
@@ -280,10 +260,11 @@ def test_a_backup_is_not_encrypted_with_the_key(table: Command, monkeypatch: pyt
         assert backup.read("run.db").startswith(b"SQLite format 3")
 
 
-def test_a_run_without_its_key_cannot_execute(table: Command) -> None:
+def test_a_run_without_its_key_verifies_and_cannot_execute(table: Command) -> None:
     train(table)
     assert table("forget", "heart-run", "--client", "west").code == 0
     Path("heart-run/operator.key").unlink()
+    assert table("verify", "heart-run").code == 0
     assert table("export", "heart-run", "--model", "model.safetensors").code == 0
     assert table("request", "heart-run", "--client", "south").code == 0
     assert table("forget", "heart-run").code != 0

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sifu.plots.style import figure_bytes, plain
+from sifu.plots.style import figure_bytes
 from sifu.report import collect
-from sifu.report.accuracy_figure import accuracy_message
 from sifu.report.figures import FIGURES
-from sifu.report.psi_figure import draw_history, history_message, mark_step
+from sifu.report.psi_figure import draw_history, history_message
 from sifu.report.report_words import observers, promise, strength, verdict
 from sifu.report.run_data import AccuracyTrace, Branch, ReportData
 
@@ -140,13 +139,6 @@ def test_psi_at_the_chosen_model_is_what_the_certificate_says(busy: ReportData) 
         assert panel.source_psi <= panel.psi_star or panel.noise_std == 0.0
 
 
-def test_the_accuracy_is_not_praised_below_the_target(busy: ReportData) -> None:
-    data = replace(busy, status=replace(busy.status, accuracy=0.95, target=0.9, phase="ready"))
-    assert accuracy_message(data) == "Forgetting took 24 rounds; the model is at 95.0 % now"
-    short = replace(data, status=replace(data.status, target=0.96))
-    assert accuracy_message(short).endswith("below its target")
-
-
 def test_words_never_promise_more_than_the_level(busy: ReportData) -> None:
     request = busy.requests[0]
     later_only, kept_earlier = observers(request)
@@ -165,9 +157,3 @@ def test_words_never_promise_more_than_the_level(busy: ReportData) -> None:
     assert "certified" not in verdict(nothing)
     assert "removed without any guarantee" in verdict(nothing)
     assert [strength(rate) for rate in (0.036, 0.24, 0.7)] == ["strong", "moderate", "weak"]
-
-
-def test_small_words() -> None:
-    assert mark_step(5000) == 50
-    assert plain("a\nb" + "x" * 40, 6) == "a?bxx…"
-    assert plain("患者") == "??"

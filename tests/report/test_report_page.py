@@ -17,7 +17,6 @@ from sifu.core.certificate_words import words_of
 from sifu.errors import InputError
 from sifu.report import collect, write_report
 from sifu.report.page import page_path
-from sifu.report.report_words import verdict
 from sifu.store.writer import RunWriter
 
 FIGURE_NAMES = {"history", "psi", "accuracy"}
@@ -273,9 +272,3 @@ def test_what_cannot_be_done_is_a_sentence(plain_run: Path, tmp_path: Path) -> N
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InputError, match="cannot be written"):
         write_report(plain_run, tmp_path / "file" / "page.html")
-
-
-def test_the_verdict_of_a_busy_run(busy_run: Path) -> None:
-    assert verdict(collect(busy_run)) == (
-        "4 requests, 5 clients forgotten: 1 certified as exact, 3 certified as proven. 1 request waits to be executed."
-    )

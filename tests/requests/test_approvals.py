@@ -129,37 +129,12 @@ def test_one_approval_is_enough_where_one_is_asked_for(one: Path) -> None:
     assert run.verify().problems == []
 
 
-def test_the_next_step_of_a_new_request_is_its_approval(one: Path, own_trained: Path, cli: Command) -> None:
-    filed = cli("request", one, "--clients", "client-003", "--id", "a", "--actor", "eve").out
-    assert "needs 1 more approval. Next: sifu requests decide" in filed
-    assert "sifu forget" not in filed
-    assert "Next: sifu forget" in cli("request", own_trained, "--clients", "client-003").out
-
-
 def test_a_new_request_is_not_carried_out_at_once(two: Path, cli: Command) -> None:
     before = state(two)
     answer = cli("forget", two, "--clients", "client-003")
     assert answer.code == 2
     assert "file the request with sifu request" in answer.err
     assert state(two) == before
-
-
-def test_forget_says_which_requests_lack_approvals_and_what_to_do(one: Path, own_trained: Path, cli: Command) -> None:
-    run = sifu.Run(one)
-    run.request(["client-001"], "a", actor="rita")
-    run.request(["client-002"], "b", actor="rita")
-    lacking = "Request {} needs 1 more approval, not by rita, who filed it: sifu requests decide"
-    answer = cli("forget", one).out
-    assert answer.startswith("Nothing was executed.")
-    assert lacking.format("a") in answer
-    assert lacking.format("b") in answer
-    run.decide("a", "approved", actor="ann")
-    answer = cli("forget", one).out
-    assert lacking.format("b") in answer
-    assert lacking.format("a") not in answer
-    assert (
-        cli("forget", own_trained).out == f"No request waits. File one with: sifu request {own_trained} --clients A,B\n"
-    )
 
 
 def test_without_approval_nothing_changes(own_trained: Path) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import sifu
 from forged_runs import add_event, execute
-from run_tools import Command, query
+from run_tools import query
 from sifu.errors import RunDamagedError
 from sifu.requests.client_list import ask_for_change
 from sifu.store.inbox import post
@@ -101,17 +100,6 @@ def test_who_builds_on_rounds_checks_them_too(own_run: Path, writer: str, change
     with pytest.raises(RunDamagedError, match="nothing was done"):
         WRITERS[writer](own_run)
     assert content_of(own_run) == before
-
-
-@pytest.mark.parametrize(
-    "command", [(["request"], "--clients", "client-007"), (["requests", "decide"], "waits", "verified")]
-)
-def test_the_command_line_says_so(own_run: Path, cli: Command, command: tuple[Any, ...]) -> None:
-    execute(own_run, "UPDATE requests SET terms = json_set(terms, '$.epsilon', 50) WHERE request = 'waits'")
-    answer = cli(*command[0], own_run, *command[1:])
-    assert answer.code == 5
-    assert "nothing was done" in answer.err
-    assert "requests waits: epsilon is 50, the ledger says 3" in " ".join(answer.err.split())
 
 
 def test_a_client_that_signed_is_not_told_that_its_request_waits(own_run: Path) -> None:

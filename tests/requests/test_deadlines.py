@@ -87,16 +87,6 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(
     assert (alone.code, alone.out) == (5, "")
 
 
-def test_filing_an_id_again_shows_the_deadline_that_stays(own_trained: Path, cli: Command) -> None:
-    file = ("request", own_trained, "--clients", "client-003", "--id", "a")
-    first = cli(*file, "--deadline", "20")
-    due = sifu.open_run(own_trained).request_record("a").status.deadline[:10]
-    assert f"is in the ledger, due {due}." in first.out
-    assert f"is in the ledger, due {due}." in cli(*file, "--deadline", "60").out
-    later = cli("request", own_trained, "--clients", "client-004", "--id", "b", "--deadline", "60")
-    assert f"due {due}" not in later.out
-
-
 def test_an_export_names_requests_that_wait(own_trained: Path, cli: Command, tmp_path: Path) -> None:
     export = ("export", own_trained, "--model", tmp_path / "model.safetensors")
     assert "may still contain" not in cli(*export).out

@@ -4,7 +4,6 @@ auditor's record.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import struct
 from pathlib import Path
@@ -236,14 +235,6 @@ def test_a_purge_of_an_unfinished_run_is_refused(kept: Path) -> None:
         connection.execute("UPDATE run SET value = 'training' WHERE key = 'phase'")
     with pytest.raises((InputError, Exception), match=r"still training|changed by hand"):
         sifu.open_run(kept).purge()
-
-
-def test_files_are_private(kept: Path) -> None:
-    sifu.open_run(kept).forget([F], "kept", sigma=0.5)
-    fresh = sifu.train(SPEC, run=kept.parent / "fresh").folder
-    for path in [fresh, *fresh.rglob("*")]:
-        wanted = 0o700 if path.is_dir() else 0o600
-        assert os.stat(path).st_mode & 0o777 == wanted, path
 
 
 RIDGE: dict[str, Any] = {

@@ -11,7 +11,6 @@ import pytest
 
 import sifu
 from run_tools import Command
-from sifu.data.client_data import ClientData
 from sifu.errors import NotCertifiableError
 
 
@@ -77,16 +76,3 @@ def test_a_request_that_is_withdrawn_or_refused_shows_no_failure(tmp_path: Path,
     assert run.request_record("gone").status.failure
     run.decide("gone", "withdrawn")
     assert run.request_record("gone").status.failure == ""
-
-
-def test_a_run_made_in_python_names_the_call_that_continues_it(tmp_path: Path, cli: Command) -> None:
-    draws = np.random.default_rng(2)
-    clients = [
-        ClientData(f"s{number}", draws.normal(size=(6, 2)), np.array([0, 1] * 3, dtype=np.int64)) for number in range(4)
-    ]
-    spec = {"model": {"kind": "softmax"}, "local": {"rate": 0.05, "steps": 2}, "stop": {"target": 0.0, "max_rounds": 2}}
-    run = sifu.train(spec, run=tmp_path / "run", clients=clients)
-    run.request(["s1"], "gone")
-    assert cli("forget", run.folder).code == 2
-    failure = sifu.open_run(run.folder, clients=clients).request_record("gone").status.failure
-    assert f"Request gone waits: sifu.open_run('{run.folder}', clients=...).forget() executes it" in failure

@@ -137,28 +137,6 @@ def test_the_public_record_holds_no_personal_data(own_trained: Path, cli: Comman
     }  # fmt: skip
 
 
-def test_the_answer_to_a_client_is_in_plain_words(own_run: Path, cli: Command) -> None:
-    for request, words in (
-        ("to-the-middle", "detects at most 70.2 % of forgotten clients"),
-        ("from-scratch", "A fresh model was made and trained without this participant"),
-        ("strictly", "Any kept model with the client's influence was erased"),
-    ):
-        answer = cli("certificate", "show", own_run, request, "--public")
-        assert answer.code == 0, answer.err
-        assert words in " ".join(answer.out.split())
-        said, terms = answer.out.split("Terms asked for: ")  # the terms as filed
-        assert ("sigma" in terms) == (request != "from-scratch")  # a fresh model has no noise
-        for hidden in ("Psi", "sigma", "commitment"):
-            assert hidden not in said
-    text = " ".join(cli("certificate", "show", own_run, "to-the-middle", "--all").out.split())
-    assert "detects at most 70.2 % of forgotten clients" in text
-    assert "For auditors, confidential: level proven, method sifu" in text
-    assert "Psi bounds the clients' influence on the model" in text
-    content = cli("certificate", "show", own_run, "strictly", "--format", "json").json
-    assert content["body"]["form"] == "auditor"
-    assert cli("certificate", "show", own_run, "waits", "--public").code == 2
-
-
 @pytest.mark.long
 def test_a_request_that_arrives_during_training_is_served_after_it(tmp_path: Path) -> None:
     """A request filed while another process trains is passed to it, survives it, and counts once."""

@@ -127,17 +127,6 @@ def test_a_failure_after_the_rollback_says_what_to_do(
     assert outcome.request == "later"
 
 
-def test_a_failure_is_forgotten_once_the_request_goes_on(tmp_path: Path, refusing: pytest.MonkeyPatch) -> None:
-    run = sifu.train(SMALL, run=tmp_path / "run")
-    with pytest.raises(InputError, match="refuse every round"):
-        run.forget(["client-003"], "gone", method="scratch")
-    assert "refuse every round" in run.request_record("gone").status.failure
-    refusing.undo()
-    run.forget()
-    assert run.request_record("gone").status.failure == ""
-    assert not list(run.folder.glob("failure*"))
-
-
 def test_a_level_that_fails_after_the_rollback_is_no_waiting_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,20 +145,3 @@ def test_a_level_that_fails_after_the_rollback_is_no_waiting_request(
     assert "request gone:" not in str(failed.value)
     assert any("Request gone is unfinished" in note for note in failed.value.__notes__)
     assert [outcome.request for outcome in run.forget()] == ["gone", "next"]
-
-
-def test_a_head_that_cannot_be_solved_yet_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = sifu.train(RIDGE, run=tmp_path / "run")
-
-    def refuse(*_: Any) -> bool:
-        raise ValueError("no statistics")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("sifu.run.closed_form_round.RecordedSolve.run", refuse)
-        with pytest.raises(ValueError, match="no statistics"):
-            run.forget(["client-003"], "gone")
-    status = run.request_record("gone").status
-    assert status.failure.startswith("ValueError: no statistics. Request gone is unfinished")
-    assert "settle" not in status.failure
-    (outcome,) = run.forget()
-    assert (outcome.request, outcome.level) == ("gone", "exact")

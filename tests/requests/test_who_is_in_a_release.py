@@ -11,7 +11,7 @@ import pytest
 import sifu
 import sifu_verifier
 from release_journeys import release_journey
-from run_tools import Command, SameNoise, spec_for
+from run_tools import SameNoise
 from sifu.data import ClientData
 from sifu.run.run_view import RunView
 
@@ -206,16 +206,6 @@ def test_approvers_see_what_else_is_left_out(tmp_path: Path) -> None:
         run.decide(request, "approved", actor="Ann")
     wanted = f"also left out by pending requests: 2 records of c2 (request {first}); c3 (request {second})"
     assert wanted in run.plan_of(own).notes
-
-
-def test_the_command_says_what_it_did(tmp_path: Path, cli: Command) -> None:
-    run = sifu.train(spec_for("closed_form"), run=tmp_path / "run")
-    names = [client.name for client in run.status().clients][:2]
-    assert "up to date" in cli("release", tmp_path / "run").out
-    pending = run.request(names[:1])
-    run.forget(names[1:])
-    run.decide(pending, "withdrawn")
-    assert f"again with {names[0]}" in cli("release", tmp_path / "run").out
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -152,6 +152,7 @@ FIGURES: dict[str, tuple[str, Edit | None]] = {
         on_request("request done", "strictly", lambda content: content.update(level="exact")),
     ),
     "node 9 is not the one that its choice describes": ("UPDATE nodes SET noise_std = 9.0 WHERE node = 9", None),
+    "from the one it was made from; by its record": ("UPDATE nodes SET mean_shift = mean_shift * 0.9", None),
     "records noise in a round": ("UPDATE nodes SET noise_std = 5.0, request_order = 4 WHERE node = 19", None),
     "does not begin with an initial model": ("UPDATE nodes SET request_order = 9 WHERE node = 0", None),
     "node 3 has a drift that is negative": ("UPDATE participation SET drift = -drift WHERE node = 3", None),
