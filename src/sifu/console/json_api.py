@@ -92,36 +92,27 @@ ERRORS = {
 }
 
 
-Handler = Callable[[Request], Awaitable[Response]]
 Operation = Callable[[Visit], Any]
 """A function that returns a Response or a value to send as JSON; its docstring becomes its OpenAPI summary."""
 
 
-def catching(handler: Handler) -> Handler:
-    """Wrap a handler so that errors become a JSON object with a message and the matching status."""
+def answering(operation: Operation, success: int) -> Callable[[Request], Awaitable[Response]]:
+    """Wrap an operation as a handler for logged-in visitors.
 
-    @functools.wraps(handler)
+    The operation runs in a worker thread. Errors become a JSON object with a message and the matching status.
+    """
+
+    @functools.wraps(operation)
     async def answer(request: Request) -> Response:
         try:
-            return await handler(request)
+            visitor = visitor_of(request)
+            fields = await read_json(request, visitor) if request.method == "POST" else {}
+            check_body(SCHEMAS.get(operation.__name__, {}), fields)
+            value = await run_in_threadpool(operation, Visit(request, visitor, fields))
         except SifuError as error:
             headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, NotKnownError) else None
             _, sentence = answer_to(request, error)
             return JSONResponse({"error": sentence}, status_code(error), headers)
-
-    return answer
-
-
-def answering(operation: Operation, success: int = 200) -> Handler:
-    """Wrap an operation as a handler for logged-in visitors; the operation runs in a worker thread."""
-
-    @catching
-    @functools.wraps(operation)
-    async def answer(request: Request) -> Response:
-        visitor = visitor_of(request)
-        fields = await read_json(request, visitor) if request.method == "POST" else {}
-        check_body(SCHEMAS.get(operation.__name__, {}), fields)
-        value = await run_in_threadpool(operation, Visit(request, visitor, fields))
         return value if isinstance(value, Response) else JSONResponse(plain_values(value), success)
 
     return answer

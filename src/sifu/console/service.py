@@ -30,7 +30,7 @@ class ConsoleService:
     """All runs under the console's folders, and the operations that span them."""
 
     def __init__(self, folders: Sequence[Path], state: Path) -> None:
-        self.folders, self.state = tuple(folders), state
+        self.folders = tuple(folders)
         private_folder(state, parents=True)
         self.jobs = Jobs(state)
         self._runs: dict[str, ServedRun] = {}
