@@ -9,7 +9,7 @@ from sifu.choices import MeasuredOn
 from sifu.core.held_out_figures import TRAINING_DATA, HeldOutFigures
 from sifu.core.spec import Spec
 from sifu.errors import InputError
-from sifu.run.regimes import behaviour_of
+from sifu.run.closed_form_round import training_of
 from sifu.run.run_engines import RunEngines
 from sifu.run.run_view import RunView
 from sifu.store.client_accuracy import read_held_out
@@ -72,7 +72,7 @@ def evaluate(writer: RunWriter, engines: RunEngines, on: MeasuredOn | None) -> E
                 "training), or hold rows out when it is trained (data.held_out, data.test_file)"
             )
     regime = Spec.from_mapping(writer.spec).regime
-    evaluation = behaviour_of(RunView(writer)).training(engines.current(), writer).measure()
+    evaluation = training_of(engines.current(), writer, RunView(writer)).measure()
     rows = int(evaluation.samples.sum())
     if rows == 0:
         raise InputError("no client's data can be read, so nothing was evaluated")

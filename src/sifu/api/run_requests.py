@@ -20,9 +20,9 @@ from sifu.requests.messages import ingest, terms_of_signed
 from sifu.requests.outcome import Outcome, outcome_of
 from sifu.requests.request_record import RequestStep, history_of, row_of
 from sifu.requests.worker import Worker
+from sifu.run.closed_form_round import RecordedSolve
 from sifu.run.kept_statistics import KeptStatistics
 from sifu.run.recorded_data import rows_of_identities
-from sifu.run.regimes import behaviour_of
 from sifu.run.run_engines import RunEngines
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
@@ -173,7 +173,7 @@ def bring_up_to_date(writer: RunWriter, engines: RunEngines, progress: ProgressC
     worker = Worker(writer, engines.current(), progress, engines=engines)
     executed = worker.execute_records()
     view = RunView(writer)
-    back = behaviour_of(view).returning(worker.engine, writer)
+    back = RecordedSolve(worker.engine, writer, view).missing() if view.regime.solves else ()
     rounds = worker.bring_up_to_date()
     engines.measure_held_out(writer)
     view = RunView(writer)

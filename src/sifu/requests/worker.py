@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import Protocol, cast
 
 from sifu.choices import Level
+from sifu.core.closed_form_engine import StatisticsEngine
 from sifu.core.engine import Engine
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import StopSpec
@@ -24,10 +25,10 @@ from sifu.requests.issue import issue_certificates
 from sifu.requests.messages import WatchedInbox
 from sifu.requests.request_record import row_of
 from sifu.requests.roll_back import RollBack
+from sifu.run.closed_form_round import RecordedSolve, training_of
 from sifu.run.few_clients import consequences, staying_without
-from sifu.run.group_state import groups_to_build, has_groups
-from sifu.run.group_training import GroupTraining
-from sifu.run.regimes import behaviour_of
+from sifu.run.group_state import are_separate, groups_to_build, has_groups
+from sifu.run.group_training import GroupTraining, record_first_merge
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback, RecordedTraining
 from sifu.store.actors import actor_name
@@ -111,11 +112,14 @@ class Worker:
         Each client is tried once; a client that reconnects is tried again.
         """
         view = RunView(self.writer)
-        if self.writer.phase != "ready":
+        if self.writer.phase != "ready" or not view.regime.solves:
             return False
-        solve = behaviour_of(view).completion(self.engine, self.writer, self._tried)
-        if solve is None:
+        solve = RecordedSolve(self.engine, self.writer, view)
+        there = set(cast("StatisticsEngine", self.engine).reachable(sorted(solve.missing())))
+        self._tried &= there
+        if there <= self._tried:
             return False
+        self._tried |= there
         solve.run("joining", self.progress)
         return True
 
@@ -129,9 +133,9 @@ class Worker:
 
     def _merge_groups(self, until_message: bool = False) -> bool:
         """Let the groups finish their separate rounds, and merge them; return False if a message stopped them."""
-        while behaviour_of(view := RunView(self.writer)).are_separate():
+        while are_separate(view := RunView(self.writer)):
             if GroupTraining(self.engine, self.writer, view).run("separate groups", self.progress, self.inbox.waiting):
-                behaviour_of(view).after_groups(self.writer)
+                record_first_merge(self.writer, RunView(self.writer))
                 continue
             self.inbox.ingest()
             if until_message:
@@ -220,11 +224,11 @@ class Worker:
         Returns:
             The rounds or solves that were recorded, or 0 if the model was up to date.
         """
-        stop = behaviour_of(RunView(self.writer)).release_stop()
-        if stop is None:
+        view = RunView(self.writer)
+        if not view.regime.solves:
             return 0
-        before = RunView(self.writer).path.nodes[-1].position
-        self._run_rounds("release", stop)
+        before = view.path.nodes[-1].position
+        self._run_rounds("release")
         return RunView(self.writer).path.nodes[-1].position - before
 
     def _check_level_approved(self, row: RequestRow, level: Level | None) -> None:
@@ -328,7 +332,7 @@ class Worker:
         """
         while True:
             view = RunView(self.writer)
-            training = behaviour_of(view).training(self.engine, self.writer, stop)
+            training = training_of(self.engine, self.writer, view, stop)
             if training.run(phase, self.progress, self.inbox.waiting):
                 return training
             self.inbox.ingest()

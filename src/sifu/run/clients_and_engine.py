@@ -7,7 +7,7 @@ samples itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from sifu.core.operator_words import FLOWER, LOOP, NPZ, OWN_FILES, PYTHON, TABLE
 from sifu.core.replies import ALL, ReplyRules
 from sifu.core.round import keyed_generator
 from sifu.core.spec import IMAGE_FEATURES, DataSpec, Spec
-from sifu.core.spec.regime import ClosedForm, Regime, by_regime, penalty_of
+from sifu.core.spec.regime import penalty_of
 from sifu.core.spec.sections import ROW_KINDS
 from sifu.data.client_data import ClientData
 from sifu.data.digits import CLASSES, DIGITS
@@ -240,18 +240,8 @@ def known_outputs(spec: Spec) -> int:
     return len(CLASSES) if spec.data.name == DIGITS else 0
 
 
-def closed_form_engine(
-    spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None, trainer: str | None = None
-) -> tuple[Engine, Spec]:
-    """Return the engine of a closed-form head, and the spec with exactly one round, the solve.
-
-    Args:
-        spec: Spec of the run.
-        clients: Clients with their data.
-        model: Not used.
-        numbers: Not used.
-        trainer: Not used.
-    """
+def _closed_form_engine(spec: Spec, clients: Any) -> tuple[Engine, Spec]:
+    """Return the engine of a closed-form head, and the spec with exactly one round, the solve."""
     from sifu.data.feature_maps import fixed_point
     from sifu.data.feature_maps.build import module_of_features
     from sifu.engines.sim.embedded_heads import ClosedFormFederation
@@ -298,8 +288,8 @@ def local_training(spec: Spec) -> Any:
     return LocalTraining(rate, local.steps, local.batch or None, *rule)
 
 
-def rounds_engine(
-    spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None, trainer: str | None = None
+def _rounds_engine(
+    spec: Spec, clients: Any, model: Any, numbers: Sequence[int] | None, trainer: str | None
 ) -> tuple[Engine, Spec]:
     """Return the engine for training in rounds, and the spec."""
     from sifu.engines.sim import SimulatedFederation, SimulationSettings, make_model
@@ -346,14 +336,6 @@ def rounds_engine(
     return federation, spec
 
 
-MakesEngine = Callable[[Spec, Any, Any, Sequence[int] | None, str | None], tuple[Engine, Spec]]
-"""Builder of the embedded engine of a regime (see `engine_from_spec`)."""
-ENGINES: dict[type[Regime], MakesEngine] = {
-    Regime: rounds_engine,
-    ClosedForm: closed_form_engine,
-}
-
-
 def engine_from_spec(
     spec: Spec, clients: Any, model: Any = None, numbers: Sequence[int] | None = None, trainer: str | None = None
 ) -> tuple[Engine, Spec]:
@@ -371,4 +353,6 @@ def engine_from_spec(
             f"server.wait = {spec.server.wait!r} is only for Flower, where clients can be late: leave it out, or set "
             "all"
         )
-    return by_regime(ENGINES, spec.regime)(spec, clients, model, numbers, trainer)
+    if spec.regime.solves:
+        return _closed_form_engine(spec, clients)
+    return _rounds_engine(spec, clients, model, numbers, trainer)

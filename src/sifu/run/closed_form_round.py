@@ -20,16 +20,18 @@ from typing import Any, cast
 import numpy as np
 
 from sifu.core.closed_form_engine import MaskedStatisticsEngine, StatisticsEngine
-from sifu.core.engine import Position, Rejection, evaluate_present
+from sifu.core.engine import Engine, Position, Rejection, evaluate_present
 from sifu.core.round_stream import StreamedRound
+from sifu.core.spec import StopSpec
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.run.kept_statistics import own_statistics
 from sifu.run.releases import is_due, publish
-from sifu.run.run_view import measures_training_rows
+from sifu.run.run_view import RunView, measures_training_rows
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining
 from sifu.store.files import uninterrupted
 from sifu.store.own_statistics import OwnStatistics
 from sifu.store.statistics_files import StatisticsRow, read_statistics, write_sum
+from sifu.store.writer import RunWriter
 from sifu.theory.closed_form import Rows, Statistics, fit_head, total
 from sifu.theory.closed_form.sums import RunningSum
 
@@ -99,7 +101,7 @@ class RecordedSolve(RecordedTraining):
         Return True; `pause` is ignored, because a solve is not interrupted.
         """
         ended = super().run(phase, progress, pause)
-        if self._noise_std > 0.0 and is_due(self.writer, self.view.spec, self._tip, phase):
+        if self.view.spec.release.noise > 0.0 and is_due(self.writer, self.view.spec, self._tip, phase):
             released = publish(self.writer, self.engine, self.view.spec, self._tip.node, progress)
             if self._measures:
                 taken = np.array(sorted(self._taken()), dtype=np.int64)
@@ -112,15 +114,6 @@ class RecordedSolve(RecordedTraining):
         """False if this solve belongs to a request and only `sifu evaluate` measures training rows in this run."""
         runs = any(row.status == "running" for row in self.view.requests)
         return not runs or measures_training_rows(self.view)
-
-    @cached_property
-    def _noise_std(self) -> float:
-        return self.view.spec.release.noise
-
-    @property
-    def _keeps(self) -> bool:
-        """True if each client's statistics are kept, and not only their sum."""
-        return self.view.spec.keep.statistics == "clients"
 
     def _until_stopped(self, phase: str, progress: ProgressCallback | None, pause: Callable[[], bool] | None) -> bool:
         self._progress = progress
@@ -192,7 +185,7 @@ class RecordedSolve(RecordedTraining):
         if gathered.absent:
             self._pending.solve["absent"] = sorted(gathered.absent)
         # With noise on releases, only a released head is measured: figures of the solved head would leave the folder.
-        measured = self._measures and self._noise_std == 0.0
+        measured = self._measures and self.view.spec.release.noise == 0.0
         evaluation = evaluate_present(self.engine, vector, taken) if measured else None
         sizes = np.array([self.view.clients[client].samples for client in taken.tolist()], dtype=np.int64)
         with uninterrupted():
@@ -302,7 +295,7 @@ class RecordedSolve(RecordedTraining):
                 self._refuse(sent, gathered)
                 continue
             gathered.bytes_sent += sent.nbytes
-            if self._keeps:
+            if self.view.spec.keep.statistics == "clients":
                 gathered.rows.append(own.write(folder, self._next, client, sent))
             yield sent
 
@@ -312,3 +305,8 @@ def _refusal(rejection: Rejection) -> RoundRejectedError:
         f"the statistics of client {rejection.client!r} were refused and nothing was changed: "
         f"{rejection.reason}{f' ({rejection.detail})' if rejection.detail else ''}. See server.rejected"
     )
+
+
+def training_of(engine: Engine, writer: RunWriter, view: RunView, stop: StopSpec | None = None) -> RecordedTraining:
+    """Return the recorded training, or the solve, that continues a run until the stop rule holds."""
+    return (RecordedSolve if view.regime.solves else RecordedTraining)(engine, writer, view, stop)

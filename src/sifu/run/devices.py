@@ -10,7 +10,6 @@ identified by their exact class, are known to keep none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -20,7 +19,6 @@ from sifu.choices import Device
 from sifu.core.capabilities import check_capabilities
 from sifu.core.engine import Engine, Position
 from sifu.core.spec import Spec
-from sifu.core.spec.regime import ClosedForm, Regime, by_regime
 from sifu.core.spec.sections import NETWORK_FEATURES, TF32
 from sifu.errors import InputError
 from sifu.theory.facts import BY_PARTICIPANTS, ON_A_GPU, ON_A_REPEATING_GPU, ON_NODES, UNKNOWN, TrainingFacts
@@ -75,7 +73,13 @@ def on_device(engine: Engine, clients: Any, spec: Spec, device: str, trainer: st
         return engine
     if device == "cuda" and missing is not None:
         raise InputError(f"--device cuda cannot be used here: {missing}")
-    return engine if missing is not None else by_regime(ON_GPU, spec.regime)(engine, clients, spec, device, trainer)
+    if missing is not None:
+        return engine
+    if not spec.regime.solves:
+        return _rounds_on_gpu(engine, clients, spec, device, trainer)
+    if device == "auto" and spec.features.kind not in NETWORK_FEATURES:
+        return engine
+    return cast("ClosedFormFederation", engine).with_features_on(GPU)
 
 
 def _rounds_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, trainer: str | None) -> Engine:
@@ -100,19 +104,6 @@ def _plain(spec: Spec) -> bool:
     """Return whether rounds need nothing but the mean of models, so that a GPU can run them."""
     server = spec.server
     return server.rejected == "stop" and not server.update_bound
-
-
-def _head_on_gpu(engine: Engine, clients: Any, spec: Spec, device: str, trainer: str | None) -> Engine:
-    """Return the engine with features computed on the GPU. With `auto`, use the GPU only if a network computes them."""
-    if device != "auto" or spec.features.kind in NETWORK_FEATURES:
-        return cast("ClosedFormFederation", engine).with_features_on(GPU)
-    return engine
-
-
-ON_GPU: dict[type[Regime], Callable[[Engine, Any, Spec, str, str | None], Engine]] = {
-    Regime: _rounds_on_gpu,
-    ClosedForm: _head_on_gpu,
-}
 
 
 OWN_ENGINES = {

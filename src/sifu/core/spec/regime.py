@@ -1,23 +1,21 @@
 """Regimes of training: in rounds, in groups first, or in closed form.
 
 A spec has exactly one regime (`Spec.regime`). The regime answers every question that depends on the kind of training
-and on the spec alone. `sifu.run.regimes` answers questions that also depend on the record of a run or on its engine.
+and on the spec alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from sifu.core.spec.sections import NETWORK_FEATURES, RIDGE, FeaturesSpec, RidgeSpec, Sections
 from sifu.errors import InputError
 
 Demand = tuple[str, bool, str]
 """Condition on a key of the spec: the key's name, whether its value is valid, and a description of valid values."""
-Found = TypeVar("Found")
-
 
 CROSS_VALIDATED = 4096
 """Largest number of features for which `auto` chooses the penalty by cross-validation."""
@@ -55,11 +53,6 @@ class Regime:
 
     def __init__(self, spec: Sections) -> None:
         self.spec = spec
-
-    @classmethod
-    def is_for(cls, spec: Sections) -> bool:
-        """Return whether a spec describes this regime."""
-        raise NotImplementedError(f"{cls.__name__} does not say which specs it is for")
 
     @property
     def device_bound(self) -> bool:
@@ -151,21 +144,11 @@ class Rounds(Regime):
 
     name = "rounds"
 
-    @classmethod
-    def is_for(cls, spec: Sections) -> bool:
-        """Return True: every spec without another regime is trained in rounds."""
-        return True
-
 
 class Groups(Regime):
     """Training in groups that run their first rounds separately and are then merged."""
 
     name = "groups"
-
-    @classmethod
-    def is_for(cls, spec: Sections) -> bool:
-        """Return whether clients train in groups at first."""
-        return spec.groups.count > 0
 
 
 class ClosedForm(Regime):
@@ -179,11 +162,6 @@ class ClosedForm(Regime):
     ends_early = False
     releases_with_noise = True
     why_no_groups = "groups.count must be 0 with model.kind = 'ridge': heads are solved, not trained"
-
-    @classmethod
-    def is_for(cls, spec: Sections) -> bool:
-        """Return whether the model is solved."""
-        return spec.model.kind == RIDGE
 
     @property
     def device_bound(self) -> bool:
@@ -265,10 +243,7 @@ def penalty_of(ridge: RidgeSpec, features: int) -> float | None:
 
 
 def regime_of(spec: Sections) -> Regime:
-    """Return the regime of a spec: the first one below whose `is_for` accepts the spec."""
-    return next(regime for regime in (ClosedForm, Groups, Rounds) if regime.is_for(spec))(spec)
-
-
-def by_regime(table: Mapping[type[Regime], Found], regime: Regime) -> Found:
-    """Return the entry of a table for the class of a regime, or for its nearest base class in the table."""
-    return next(table[kind] for kind in type(regime).__mro__ if kind in table)
+    """Return the regime of a spec."""
+    if spec.model.kind == RIDGE:
+        return ClosedForm(spec)
+    return Groups(spec) if spec.groups.count > 0 else Rounds(spec)
