@@ -193,16 +193,7 @@ def create_run(
     sample_digests: Sequence[str] = (),
     noise: NormalSource | None = None,
 ) -> RunWriter:
-    """Create an untrained run with the clients of an engine.
-
-    Args:
-        folder: The run folder.
-        given: The spec as given.
-        resolved: The spec with automatic values replaced.
-        engine: Engine that trains the clients.
-        sample_digests: Digests of the clients' samples.
-        noise: Source of noise, by default the operating system.
-    """
+    """Create an untrained run with the clients of an engine."""
     check_names([client.name for client in engine.clients])
     check_lookalikes(client.name for client in engine.clients)
     Regularities.of(engine.clients, engine.facts, resolved)  # fail if Psi can never be tracked

@@ -50,11 +50,6 @@ def exact_words(whom: str, method: str, records: int | None) -> str:
 
     If records are forgotten, only a closed-form head equals the head of a federation in which the client never had
     these records. Other methods forget all earlier contributions of the client.
-
-    Args:
-        whom: Phrase for the forgotten clients.
-        method: Name of the method.
-        records: Number of forgotten records, or None if whole clients were forgotten.
     """
     released = "The models released from this request on are those of training"
     if records is None or method == CLOSED_FORM:

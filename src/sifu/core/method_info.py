@@ -37,10 +37,6 @@ def delta_of_charges(epsilon: float, charges: Iterable[float]) -> float:
     The result is rounded up to four digits, and never between 0 and 1e-10. It reveals Psi, so only the auditor's copy
     contains it.
 
-    Args:
-        epsilon: Epsilon of the request's budget.
-        charges: Charges to the request's own subjects.
-
     >>> delta_of_charges(10.0, [1 / 0.31075**2]), delta_of_charges(10.0, [0.0])
     (0.04058, 0.0)
     """

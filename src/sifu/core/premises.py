@@ -203,10 +203,6 @@ def record_premises(history: RecordHistory, *, merge: bool = False) -> tuple[Pre
     stopped there. If that run continued, both runs spend the same budget. A merge of groups spends no budget, so
     missing releases do not affect it, but it relies on the recorded members of the groups (docs/theory.md, section
     15.2). Until an event is covered by a signature, anyone who can write to the folder can change it.
-
-    Args:
-        history: Restorations and unsigned events of the record.
-        merge: True if the certificate is for a merge of groups.
     """
     unsigned = (Premise("signatures", "trusted"),) if history.unsigned else ()
     record = (Premise("record", "trusted" if merge else "assumed"),) if history.restored else ()

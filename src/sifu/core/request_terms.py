@@ -188,10 +188,6 @@ ROUND_TERMS = ("retention", "max_rounds", "target")
 def terms_words(terms: Mapping[str, Any], *, without: Collection[str] = ()) -> str:
     """Return all terms except the clients in one line.
 
-    Args:
-        terms: Terms of a request, by name.
-        without: Names of further terms to leave out.
-
     >>> terms_words({"epsilon": 10.0, "target": None, "clients": ["hospital-3"]})
     'epsilon 10, target default'
     """

@@ -114,13 +114,6 @@ def stream_rounds(
     """Yield rounds of any engine from `model` until `wanted.stop.max_rounds`; refuse a model that is not finite.
 
     A round has an evaluation if `is_evaluated` requires one and `wanted.evaluated` is not empty.
-
-    Args:
-        engine: Engine that runs the rounds.
-        model: Model at the start.
-        position: Branch and number of the first round.
-        active: Clients that may take part.
-        wanted: Results that the rounds include.
     """
     if isinstance(engine, RunsAhead):
         return engine.run_rounds(model, position, active, wanted)
@@ -187,16 +180,7 @@ def rounds_one_by_one(
     wanted: RoundsWanted,
     evaluate: Callable[[Vector, ClientIndices], Evaluation | None],
 ) -> Iterator[StreamedRound]:
-    """Yield rounds of an engine, each of which runs when it is consumed.
-
-    Args:
-        engine: Engine that runs the rounds.
-        model: Model at the start.
-        position: Branch and number of the first round.
-        active: Clients that may take part.
-        wanted: Results that the rounds include.
-        evaluate: Function that evaluates a model; it returns None if no client answered.
-    """
+    """Yield rounds of an engine, each of which runs when it is consumed."""
     active = np.array(active)
     active.flags.writeable = False  # an engine may rely on the same clients in all rounds
     looked_at = active if wanted.evaluated is None else wanted.evaluated

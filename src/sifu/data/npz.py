@@ -37,13 +37,7 @@ def read_npz(path: Path) -> Dataset:
 
 
 def dataset_of(arrays: dict[str, Array], path: Path, name: str) -> Dataset:
-    """Return the data set made of a file's arrays.
-
-    Args:
-        arrays: Arrays of the file by name.
-        path: Path of the file, for error messages.
-        name: Name of the data set.
-    """
+    """Return the data set made of a file's arrays."""
     _check_samples(arrays, path)
     if "x" in arrays:
         arrays = _as_training(arrays, path)

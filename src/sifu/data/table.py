@@ -62,13 +62,7 @@ def read_table(path: Path, coding: TableCoding, *, owner: str = "", **options: A
 
 
 def read_frame(frame: Any, coding: TableCoding, **options: Any) -> Dataset:
-    """Return the data set in a pandas or polars frame, a pyarrow table or a Hugging Face data set.
-
-    Args:
-        frame: Frame, table or data set to read.
-        coding: Role of every column.
-        options: Keyword arguments of `_dataset`.
-    """
+    """Return the data set in a pandas or polars frame, a pyarrow table or a Hugging Face data set."""
     if not coding.client:
         raise InputError("the frame holds all clients: name the column with the client of each row (data.client)")
     names = frame_names(frame)

@@ -161,13 +161,7 @@ class TableCoding:
         return [name for name in columns if name not in others]
 
     def check_columns(self, columns: Sequence[str], file: str, separator: str = "") -> None:
-        """Refuse a table without a column that the spec names, or without any feature.
-
-        Args:
-            columns: Columns of the table.
-            file: Name of the file, for error messages.
-            separator: Name of the field separator, for error messages.
-        """
+        """Refuse a table without a column that the spec names, or without any feature."""
         named = [
             ("data.label", [self.label]), ("data.client", [self.client]), ("data.id", [self.identity]),
             ("data.text", [self.text]),

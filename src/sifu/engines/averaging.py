@@ -41,13 +41,7 @@ def average_replies(
     start: Vector,
     samples: Integers,
 ) -> Average:
-    """Return the mean of `replies` minus `start`, and an upper bound on each reply's distance to the mean.
-
-    Args:
-        replies: Model of each participant.
-        start: The model that the round started from.
-        samples: Number of samples of each participant.
-    """
+    """Return the mean of `replies` minus `start`, and an upper bound on each reply's distance to the mean."""
     rows = [reply if isinstance(reply, ModelPieces) else ModelPieces((reply,)) for reply in replies]
     count, size = len(rows), start.size
     weights = samples / samples.sum()

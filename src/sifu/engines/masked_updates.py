@@ -65,11 +65,6 @@ class FixedPoint:
     def mean(self, total: Words, total_samples: int, participants: int) -> Floats | None:
         """Return the mean update from a sum of masked words.
 
-        Args:
-            total: Sum of the words of all participants.
-            total_samples: Number of samples of all participants.
-            participants: Number of participants.
-
         Returns:
             The mean, or None if updates of these participants cannot have this sum.
         """
@@ -122,11 +117,6 @@ def prepared_update(
 def masked_facts(blueprint: Blueprint, facts: TrainingFacts, unmasked: str) -> TrainingFacts:
     """Return the facts of training with masked updates.
 
-    Args:
-        blueprint: Description of the training.
-        facts: Its facts without masks.
-        unmasked: Setting that turns masking off, for error messages.
-
     Raises:
         InputError: If the training needs the updates of individual clients, or has parameters that cannot be masked.
     """
@@ -142,13 +132,7 @@ def masked_facts(blueprint: Blueprint, facts: TrainingFacts, unmasked: str) -> T
 
 
 class MaskedRound(RemoteRound):
-    """Round of masked updates, of which the server sees only the sum.
-
-    Args:
-        engine: Engine of the round.
-        setup: The round's starting model, position and active clients.
-        asked: Clients that are asked to train.
-    """
+    """Round of masked updates, of which the server sees only the sum."""
 
     def __init__(self, engine: RemoteFederation, setup: RoundSetup, asked: Collection[int]) -> None:
         super().__init__(engine)

@@ -96,14 +96,6 @@ def own_training(
     Nothing is proven about a user's training function. Certificates are therefore `conditional` at best, and the spec
     must state the assumed expansion (`regularity.kind = "assumed"`).
 
-    Args:
-        initial: Function that makes an initial model independent of any data, as in `fresh_model`.
-        spec: Spec of the run.
-        clients: Profiles of the clients.
-        identity: Method of identifying clients.
-        preprocessing: Description of the preprocessing of samples.
-        more: Further fields of the blueprint.
-
     Raises:
         InputError: If the spec or the model cannot be used with a user's own training.
     """

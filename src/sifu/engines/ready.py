@@ -86,13 +86,7 @@ def _head_profile(client: ReadyClient, plan: WirePlan) -> WireProfile:
 
 @lru_cache(maxsize=32)
 def head_of(client: ReadyClient, plan: WirePlan, outputs: int) -> ClosedFormFederation:
-    """Return a federation of one client, which computes its statistics and evaluates a head on its data.
-
-    Args:
-        client: Client with its data.
-        plan: Settings sent by the server.
-        outputs: Number of outputs of the head.
-    """
+    """Return a federation of one client, which computes its statistics and evaluates a head on its data."""
     features, ridge = received_map(plan.features, input_shape([client])), RidgeSpec(**json.loads(plan.ridge))
     targets = targets_of(ridge, outputs)
     fixed = fixed_point(features, targets)
@@ -260,12 +254,6 @@ def blueprint(
     spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
 ) -> tuple[Blueprint, Spec]:
     """Return the server's description of the training of a spec on clients with these profiles.
-
-    Args:
-        spec: Spec of the run.
-        profiles: Profiles of the clients.
-        identity: Method of identifying clients.
-        preprocessing: Description of the preprocessing of samples.
 
     Returns:
         The description, and the spec with its automatic settings resolved.

@@ -167,12 +167,7 @@ class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRound
 
     @abstractmethod
     def run_together(self, setups: Sequence[RoundSetup], *, separate: bool) -> list[RoundResult]:
-        """Run one round per setup at the same time, all at the same position and with disjoint clients.
-
-        Args:
-            setups: One setup per round.
-            separate: True if the rounds belong to separate groups.
-        """
+        """Run one round per setup at the same time, all at the same position and with disjoint clients."""
 
     @abstractmethod
     def evaluate(self, model: Vector, clients: ClientIndices) -> Evaluation:

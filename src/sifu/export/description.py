@@ -120,10 +120,6 @@ def _is_list_of(value: Any, kind: type) -> bool:
 def read_bytes(path: Path, most: int) -> bytes:
     """Return the bytes of a file that an export wrote.
 
-    Args:
-        path: The file.
-        most: Largest accepted size, in bytes.
-
     Raises:
         InputError: If the file cannot be read, is too large, or is an ONNX file.
     """

@@ -68,13 +68,7 @@ class PredictedRow:
 
 
 class LoadedModel(nn.Module):
-    """A released model with the feature map that its description names; `model(x)` returns the scores of a batch.
-
-    Args:
-        parameters: Arrays of the model file.
-        description: Content of its description file.
-        own: The user's own model, or None for a built-in model.
-    """
+    """A released model with the feature map that its description names; `model(x)` returns the scores of a batch."""
 
     def __init__(self, parameters: dict[str, Array], description: dict[str, Any], own: Model | None = None) -> None:
         super().__init__()
@@ -262,10 +256,6 @@ class LoadedModel(nn.Module):
 
 def described_map(description: dict[str, Any], shape: tuple[int, ...]) -> FeatureMap:
     """Return the feature map that a description names.
-
-    Args:
-        description: Description of the model.
-        shape: Shape of one sample.
 
     Raises:
         InputError: If the map differs from the map that the model was trained on.

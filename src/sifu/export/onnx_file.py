@@ -36,11 +36,6 @@ NEEDED = f"to write ONNX files, install onnx, onnxscript and torch 2.7 or later:
 def onnx_bytes(description: dict[str, Any], content: bytes, own: Model | None = None) -> bytes:
     """Return the ONNX file of a model.
 
-    Args:
-        description: Description of the model.
-        content: Safetensors bytes of its parameters.
-        own: The user's own model, or None for a built-in model.
-
     Raises:
         InputError: If torch cannot export the model, or the shape of its samples is unknown.
     """

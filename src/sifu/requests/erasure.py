@@ -37,11 +37,6 @@ def to_purge(view: RunView, available: set[int], among: set[int] | None = None) 
 
     These are the models that a forgotten client influenced without noise to cover it (Psi > 0). The current model is
     never erased, because it is released.
-
-    Args:
-        view: View of the run at the time of the purge.
-        available: Nodes with a stored model.
-        among: Subjects to consider, by default all.
     """
     depth_of, nodes = view.path.depth_of, view.path.nodes
     forgotten = everyone_forgotten(view, among)

@@ -20,10 +20,6 @@ def noting_failure(writer: RunWriter, row: RequestRow | None) -> Iterator[None]:
     """Record an error that interrupts a request, and add a note to the error on how to continue the request.
 
     For a waiting request that cannot be certified as requested, nothing is recorded: its plan states the reason.
-
-    Args:
-        writer: Writer of the run.
-        row: The request, or None if nothing is to be recorded.
     """
     if row is None:
         yield

@@ -57,16 +57,7 @@ class BuildsEngines(Protocol):
 
 
 class Worker:
-    """Worker on a run that this process may write to.
-
-    Args:
-        writer: Writer of the run.
-        engine: Engine of the run.
-        progress: Callback invoked after each round.
-        inbox: Inbox of the run.
-        tell: Callback that receives progress messages.
-        engines: Builder of engines with fewer records, or None if clients are on other machines.
-    """
+    """Worker on a run that this process may write to; `engines` is None if clients are on other machines."""
 
     def __init__(
         self,
@@ -171,10 +162,6 @@ class Worker:
         """Execute the first approved request that is not in `refused`; return False if there is none.
 
         A request that lacks approvals keeps waiting and does not block later requests.
-
-        Args:
-            level: Lowest accepted level.
-            among: Requests to consider, by default all.
         """
         waiting = [
             row

@@ -197,12 +197,7 @@ class HeldOutRows:
 
 
 def held_out_rows_from_spec(spec: Spec, *, dataset: Any = None) -> HeldOutRows | None:
-    """Return the test rows of a spec's data set as model inputs, or None if there are none; no client trains on them.
-
-    Args:
-        spec: Spec of the run.
-        dataset: The spec's data set, if it is already loaded.
-    """
+    """Return the test rows of a spec's data set as model inputs, or None; no client trains on them."""
     data = spec.data
     if data.name in WITHOUT_FILES:
         return None

@@ -23,13 +23,7 @@ from sifu.theory.participation import ClientIndices
 
 
 class EngineWithout:
-    """Wrapper of an `engine` that has only the data of the clients `there` and leaves the others out of each round.
-
-    Args:
-        engine: Engine with the data of these clients.
-        there: Indices, in the run, of the clients whose data the engine has.
-        kind: Kind of the engine (`run.devices.engine_kind`).
-    """
+    """Wrapper of an `engine` that has only the data of the clients `there` and leaves the others out of each round."""
 
     def __init__(self, engine: Engine, there: ClientIndices, kind: str = "") -> None:
         self._engine, self._there, self._kind = engine, there, kind

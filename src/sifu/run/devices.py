@@ -55,13 +55,6 @@ def on_device(engine: Engine, clients: Any, spec: Spec, device: str, trainer: st
     `auto` uses a GPU for networks that compute features, for convolutional networks whose training can be captured, and
     for `model.dtype = "tf32"`, which needs one.
 
-    Args:
-        engine: The embedded engine.
-        clients: Clients with their data.
-        spec: Spec of the run.
-        device: auto, cpu or cuda.
-        trainer: Trainer that a run recorded, or None for a new run.
-
     Raises:
         InputError: If a GPU is needed and cannot be used.
     """

@@ -130,11 +130,6 @@ def check_continues(reader: RunReader, built: BuiltEngine, newcomers: bool = Fal
 def check_remainder(reader: RunReader, built: BuiltEngine, remainder: Remainder) -> dict[int, str]:
     """Check that an engine continues a run, and that the client of `remainder` can rejoin with its remaining records.
 
-    Args:
-        reader: Reader of the run.
-        built: The engine, with the client's remaining records.
-        remainder: The client that would rejoin.
-
     Returns:
         The clients whose data changed, with the reason (see `check_continues`).
     """

@@ -134,15 +134,6 @@ def merge_rows(
     """Return the node of a merge, and its members' rows; a merge counts as a round of all members with unknown drifts.
 
     From here on, Psi of every member of a merged group is infinite, and Psi of all other clients stays zero.
-
-    Args:
-        view: View of the run.
-        merged: The merge to record.
-        node: Number of the merge's node.
-        branch: Branch of the merge's node.
-        position: Number of rounds on the branch at the merge's node.
-        order: Order of the request, or 0 for the first training.
-        distance: Distance of the merged model from the initial one.
     """
     who = np.array(merged.members, dtype=np.int64)
     samples = np.array([view.clients[client].samples for client in who.tolist()], dtype=np.int64)

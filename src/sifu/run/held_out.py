@@ -24,10 +24,6 @@ BINS = 10
 def held_out_rows(spec: Spec, clients: Any = None) -> HeldOutRows | None:
     """Return the held-out rows of a spec's data, or of the frame in `clients`, or None if there are none.
 
-    Args:
-        spec: Spec of the run.
-        clients: Clients that the run was opened with, if any.
-
     Raises:
         InputError: If the file of the rows cannot be read.
     """

@@ -24,13 +24,6 @@ def let_join(
 ) -> list[str]:
     """Record the clients of an engine that the run does not know yet, and solve with them.
 
-    Args:
-        writer: Writer of the run.
-        engine: Engine with the new clients after the known clients.
-        digest_of: Function that returns the digest of a client's samples, by index.
-        source: Origin of the data, recorded with each new client.
-        progress: Callback that receives the progress of the solve.
-
     Returns:
         The names of the new clients.
     """

@@ -224,14 +224,7 @@ def rows_of_identities(reader: RunReader, client: str, identities: Sequence[str]
 
 
 def identities_of_rows(reader: RunReader, client: str, chosen: Sequence[int], given: Sequence[Any]) -> list[str]:
-    """Return the identities of the `chosen` rows, each once, in the order of the rows (see `rows_of_identities`).
-
-    Args:
-        reader: Reader of the run.
-        client: Name of the client.
-        chosen: Row numbers.
-        given: Clients that the run was opened with. If empty, the client's data are read.
-    """
+    """Return the identities of the `chosen` rows, each once, in the order of the rows (see `rows_of_identities`)."""
     _, rows, ids = _identified(reader, client, given)
     identity_of = {int(row): str(name) for row, name in zip(rows, ids, strict=True)}
     return list(dict.fromkeys(identity_of[row] for row in chosen if row in identity_of))

@@ -129,10 +129,6 @@ class RunEngines:
     def measure_held_out(self, writer: RunWriter, earlier: Vector | None = None) -> HeldOutFigures | None:
         """Record the figures of the current model on held-out rows (see `Run.measure_held_out`).
 
-        Args:
-            writer: Writer of the run.
-            earlier: An earlier model to evaluate on the same rows, which is not recorded.
-
         Returns:
             The figures of `earlier`, or None if it was not given, if the current model was measured already, or if the
             rows cannot be used.
@@ -166,12 +162,7 @@ class RunEngines:
         return engine
 
     def _build(self, reader: RunReader, **others: Any) -> BuiltEngine:
-        """Return a new engine.
-
-        Args:
-            reader: Reader of the run.
-            others: Further arguments of `arranged_clients`.
-        """
+        """Return a new engine."""
         spec, arranged, was_read = Spec.from_mapping(reader.spec), Arranged((), {}), False
 
         def arrange(clients: Any) -> Any:

@@ -148,11 +148,6 @@ class RecordedTraining:
     ) -> bool:
         """Run rounds until the stop rule holds; an interrupt keeps every finished round.
 
-        Args:
-            phase: Name of the phase, for `progress`.
-            progress: Callback invoked after each round.
-            pause: Callback invoked between two rounds; it returns whether to stop.
-
         Returns:
             False if `pause` stopped the training.
         """

@@ -167,11 +167,6 @@ def model_salt(content: bytes) -> str:
 def read_content(path: Path, what: str, digest: str | None) -> bytes:
     """Return the content of a file, and check its digest if one is given.
 
-    Args:
-        path: The file.
-        what: Name of the file in error messages.
-        digest: Expected SHA-256, or None.
-
     Raises:
         RunDamagedError: If the file cannot be read or has another digest.
     """
@@ -315,11 +310,6 @@ def read_plain(path: Path, *, links: bool = False, most: int = -1) -> bytes:
 
 def read_named(path: Path, most: int, what: str) -> bytes:
     """Return the content of a file that a user named.
-
-    Args:
-        path: The file.
-        most: Maximum size in bytes.
-        what: Name of the expected content in error messages.
 
     Raises:
         InputError: If the file cannot be read or is too large.

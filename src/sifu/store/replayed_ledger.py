@@ -80,12 +80,7 @@ class ReplayedLedger:
         return ledger
 
     def moments(self, begin: int = 0, before: ReplayedTables | None = None) -> Iterator[tuple[Event, ReplayedTables]]:
-        """Yield each event with the tables just before it; the next step updates the same tables.
-
-        Args:
-            begin: Number of events to skip.
-            before: Tables after the skipped events.
-        """
+        """Yield each event with the tables just before it; the next step updates the same tables."""
         tables = ReplayedTables() if before is None else before
         for event in self.events[begin:]:
             yield event, tables

@@ -42,10 +42,6 @@ def add_salts(folder: Path, digests: Mapping[int, str]) -> dict[int, str]:
     """Write a new salt for each client and return the salted digests.
 
     Call it before recording the event that holds the salted digests.
-
-    Args:
-        folder: Folder of the run.
-        digests: Unsalted digest of the samples of each new client, by client index.
     """
     new = {client: secrets.token_hex(SALT_BYTES) for client in digests}
     if new:

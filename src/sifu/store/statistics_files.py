@@ -74,16 +74,7 @@ def write_file(
     of: Statistics | Rows,
     numbers: Numbers,
 ) -> dict[str, Any]:
-    """Write a file of statistics or rows, before the event that names it, and return its row of `statistics`.
-
-    Args:
-        folder: Folder of the run.
-        name: Name of the file without its ending.
-        node: Last node that the event records.
-        clients: Indices of the clients.
-        of: The statistics or rows from which the numbers are taken.
-        numbers: Numbers of the file.
-    """
+    """Write a file of statistics or rows, before the event that names it, and return its row of `statistics`."""
     row = StatisticsRow(f"{name}.statistics", node, tuple(map(int, clients)), of.samples, 0, "")
     content = pack(numbers, heading(row, of.fixed), secrets.token_bytes(SALT_BYTES))
     files.write_atomically(stored_path(folder, "statistics", row.file), content)
@@ -173,10 +164,6 @@ def pack(numbers: Numbers, before: bytes = b"", after: bytes = b"") -> memoryvie
 
 def unpack(content: bytes | memoryview, kind: np.dtype[np.signedinteger]) -> Numbers:
     """Return the numbers in packed content.
-
-    Args:
-        content: Result of `pack`.
-        kind: Type of the numbers that were packed, int32 or int64.
 
     Raises:
         InputError: If the content is not packed numbers of this type.

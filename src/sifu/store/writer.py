@@ -138,10 +138,6 @@ class RunWriter(RunReader):
     def open(cls, folder: Path, shared: Memory | None = None) -> RunWriter:
         """Open an existing run for writing: take its lock, check it, and remove the remains of a crash.
 
-        Args:
-            folder: Folder of the run.
-            shared: Cache shared with other connections to the run.
-
         Raises:
             RunBusyError: If another process is writing to the run.
             RunDamagedError: If the run fails a check.

@@ -30,10 +30,6 @@ LARGEST_BUNDLE = 256 << 20
 def bundle_bytes(folder: Path, request: str) -> bytes:
     """Return the bundle of a finished request, after verifying its run.
 
-    Args:
-        folder: The run folder.
-        request: Id of the request.
-
     Raises:
         VerificationError: If the run does not verify.
         InputError: If the request has no public certificate, or the last event is not signed.

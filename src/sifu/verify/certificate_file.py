@@ -45,11 +45,6 @@ STARTS: dict[StartsFrom, tuple[Start, ...]] = {
 def verify_content(path: Path, text: bytes, public_key: str | None = None) -> Verification:
     """Verify the content of a certificate without its run.
 
-    Args:
-        path: The file.
-        text: The content of the certificate.
-        public_key: The operator's public key; None accepts the key that the certificate names.
-
     Returns:
         The checks performed, with problems and notes.
 

@@ -267,15 +267,7 @@ class Messenger:
         kind: str,
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> dict[int, Message]:
-        """Return one message per client.
-
-        Args:
-            nodes: Node of each client.
-            record: The model to send, or None to send no model.
-            position: Branch and round.
-            kind: Flower's message type.
-            more: Additional entries of `config`.
-        """
+        """Return one message per client."""
         blueprint, shown = self._federation.blueprint, self.shown
         own = blueprint.evaluate_config if kind == EVALUATE else None
         messages = {}

@@ -76,16 +76,7 @@ def make_federation(
     masked_updates: bool = False,
     masked_statistics: bool = True,
 ) -> FlowerFederation:
-    """Return the Flower engine for a blueprint.
-
-    Args:
-        grid: Flower's grid.
-        roster: Lookup of the clients' nodes.
-        blueprint: Description of the training.
-        patience: Waiting times.
-        masked_updates: True to hide the updates of individual clients from the server.
-        masked_statistics: True to hide the statistics of individual clients from the server.
-    """
+    """Return the Flower engine for a blueprint."""
     if blueprint.head is None:
         return FlowerFederation(grid, roster, blueprint, patience, masked=masked_updates)
     statistics = MaskedFlowerStatistics if masked_statistics else FlowerStatistics

@@ -100,14 +100,6 @@ def model_message(
 ) -> Message:
     """Build a message to a node.
 
-    Args:
-        model: The model to send, or None to send no model.
-        instruction: Position, client index, local steps and plan.
-        node: Flower's id of the receiving node.
-        kind: Flower's message type.
-        timeout: Seconds after which the reply is no longer accepted.
-        config: Entries of the message's `config` besides the instruction.
-
     Returns:
         The message, ready to be sent.
     """

@@ -251,16 +251,6 @@ def make_block(
 ) -> Block:
     """Copy the data of some clients into a block.
 
-    Args:
-        clients: All clients.
-        indices: Indices of the clients to copy.
-        padded: Number of rows each of them is padded to.
-        objective: Loss that encodes the targets.
-        outputs: Number of outputs of the model.
-        dtype: Element type of the block.
-        rates: Step of each of these clients.
-        between_samples: True to compute the Gram matrices.
-
     Returns:
         The block, in the order of `indices`.
     """

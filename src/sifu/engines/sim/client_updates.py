@@ -171,14 +171,7 @@ def average(
 
 
 def average_models(local_models: LocalModels, start: Floats, samples: Integers, item_bytes: int) -> Average:
-    """Return the mean of complete local models minus `start`, and the distance of each model from the mean.
-
-    Args:
-        local_models: Function that trains the participants.
-        start: The model that the round started from.
-        samples: Number of samples of each participant.
-        item_bytes: Size of a parameter, which decides whether the models are kept in memory.
-    """
+    """Return the mean of complete local models minus `start`, and the distance of each model from the mean."""
     keep = samples.size * start.size * item_bytes <= KEEP_BYTES
     return average([RowUpdates(local_models, keep)], -start, 0.0, samples)
 

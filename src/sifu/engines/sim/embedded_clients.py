@@ -177,13 +177,6 @@ def check_clients(
 ) -> tuple[CheckedClient, ...]:
     """Validate the clients and convert their data to the training type.
 
-    Args:
-        clients: The clients' data.
-        objective: The loss, which determines the kind of targets.
-        outputs: Number of outputs of the model.
-        dtype: Element type of training.
-        flat: True to flatten each sample.
-
     Returns:
         The checked clients, in the order given.
 

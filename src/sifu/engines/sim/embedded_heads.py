@@ -242,12 +242,6 @@ def checked(
 ) -> Statistics | Rows | Rejection:
     """Return the statistics or rows that a client sent, or a rejection if its data cannot have given them.
 
-    Args:
-        sent: The client's message.
-        fixed: The expected number format.
-        client: Profile of the client.
-        position: Branch and round of a rejection.
-
     Returns:
         `sent`, or a rejection.
     """

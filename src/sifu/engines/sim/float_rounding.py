@@ -153,12 +153,6 @@ def proven_allowance(
     The function bounds the error of a float64 round, summed over the run and its counterfactual. Its result may be
     infinite if many steps with momentum amplify errors without limit.
 
-    Args:
-        model: The linear model.
-        training: Settings of local training.
-        sizes: Quantities of all clients that determine the allowance.
-        dtype: Element type of training.
-
     Returns:
         The function, or None if `dtype` is not float64, because then nothing is proven.
     """
@@ -175,15 +169,7 @@ def round_allowance(
     training: LocalTraining,
     sizes: ClientSizes,
 ) -> float:
-    """Return the rounding allowance of a round, computed from the maximum of each quantity over the participants.
-
-    Args:
-        start_norm: Norm of the model that the round starts from.
-        participants: The participating clients.
-        model: The linear model.
-        training: Settings of local training.
-        sizes: `ClientSizes` of all clients.
-    """
+    """Return the rounding allowance of a round, computed from the maximum of each quantity over the participants."""
     samples, labels = sizes.samples[participants], model.objective.labels
     largest, width = int(samples.max()), model.features + 1
     rows = min(int(samples.sum()), max(largest, PART_ROWS))

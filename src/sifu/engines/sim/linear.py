@@ -399,14 +399,7 @@ class WholeBatches:
         self._steps, self._rounds = SoftmaxSteps(steps, GATHERED), 0
 
     def updates(self, block: Block, rows: Integers, model: Tensor, threads: int) -> Tensor:
-        """Train clients and return X_i' V_K of each in float64: (clients, outputs * width).
-
-        Args:
-            block: Samples of the clients, in one block.
-            rows: Rows of the clients in the block.
-            model: W' (outputs, width).
-            threads: Maximum number of threads.
-        """
+        """Train clients and return X_i' V_K of each in float64: (clients, outputs * width)."""
         self._rounds += 1
         if self._rounds == SCRIPT_AFTER:
             self._steps = scripted(self._steps)

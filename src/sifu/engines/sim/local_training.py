@@ -112,16 +112,7 @@ class Batches:
 def draw_batches(
     batch_size: int | None, samples: Integers, seed: int, position: Position, clients: ClientIndices, steps: int
 ) -> Batches:
-    """Draw the batches of several clients in one round.
-
-    Args:
-        batch_size: Number of samples per batch, or None for all samples of a client.
-        samples: Number of samples of each client.
-        seed: Seed of the run.
-        position: Branch and round.
-        clients: Index of each client, which keys its draws.
-        steps: Number of steps.
-    """
+    """Draw the batches of several clients in one round."""
     largest = int(samples.max())
     size = np.minimum(batch_size or largest, samples)
     in_epoch = -(-samples // size)

@@ -200,12 +200,6 @@ def make_model(
 ) -> Model:
     """Make the model that a spec names.
 
-    Args:
-        name: softmax, logistic, least_squares, mlp or cnn.
-        input_shape: Shape of a sample.
-        outputs: Number of outputs.
-        init: Initialisation of a linear model; networks always start at random.
-
     Returns:
         The model.
 
@@ -248,11 +242,6 @@ def module_of_model(model: Model, is_pure: bool) -> str:
 
 def evaluated_module(model: Model, layout: ModelLayout, parameters: Mapping[str, Array]) -> nn.Module:
     """Return a module in evaluation mode with the parameters and buffers of a model.
-
-    Args:
-        model: Model to evaluate.
-        layout: Layout of the run's model.
-        parameters: Parameters and buffers of the model by name.
 
     Raises:
         InputError: If the layout of the model differs from the run's.

@@ -47,13 +47,6 @@ def dropout_key(seed: int, position: Position, client: int, step: ArrayLike, lay
 def kept_units(key: ArrayLike, first: int, samples: int, units: int, rate: float) -> Booleans:
     """Return a mask (samples, units) of the units that dropout keeps for a range of samples of a batch.
 
-    Args:
-        key: Key of the dropout layer in this step.
-        first: Index of the first sample in the batch.
-        samples: Number of samples.
-        units: Number of units per sample.
-        rate: Probability of dropping a unit.
-
     >>> whole = kept_units(5, 0, 4, 3, 0.5)
     >>> bool((kept_units(5, 2, 2, 3, 0.5) == whole[2:]).all())
     True

@@ -65,14 +65,7 @@ Strategy = Literal["auto", "loop", "vectorised"]
 
 
 def training_facts(model: Model, training: LocalTraining, rules: ReplyRules, **others: Any) -> TrainingFacts:
-    """Return the training facts that follow from a model, its local training and the server's rules.
-
-    Args:
-        model: Model that clients train.
-        training: Settings of local training.
-        rules: Handling of replies that cannot be used.
-        others: All other training facts, by name.
-    """
+    """Return the training facts that follow from a model, its local training and the server's rules."""
     return TrainingFacts(
         local_rate=training.rate if math.isfinite(training.rate) else None,
         momentum=training.momentum,

@@ -31,12 +31,6 @@ class Trainer:
 def who_trains(network: ConvNet | None, dtype: str, device: str, recorded: str | None = None) -> Trainer:
     """Return who trains a model here.
 
-    Args:
-        network: Description of a convolutional network, or None for any other model.
-        dtype: The spec's `model.dtype`.
-        device: cpu or cuda.
-        recorded: Trainer that a run recorded, or None for a new run.
-
     Raises:
         InputError: If the recorded trainer is not installed here.
     """
