@@ -142,7 +142,7 @@ class _Audit(Audited):
         row = attacked_request(self)
         wanted = models_wanted(self.reader, row)
         # A closed-form head needs no replay: it is solved again from statistics.
-        needed = wanted and self.view.regime.records_figures
+        needed = wanted and not self.view.regime.solves
         evidence = gather(self.engine, self.reader, [], wanted) if needed else Evidence()
         found = tuple(RunComparison(self).execute(row, evidence))
         return AuditReport(self.reader.value("run"), (), (), 0, 0, None, found, (), (), (), tuple(self.notes))

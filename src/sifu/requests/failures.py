@@ -62,7 +62,7 @@ def _way_out(reader: RunReader, row: RequestRow, *, damaged: bool) -> str:
         )
     if not begun:
         return f"{sentence} once the cause of the error is removed{_data_hint(spec)}."
-    if not spec.regime.ends_early:
+    if spec.regime.solves:
         return (
             f"{sentence} once the cause of the error is removed; until its head is solved, sifu requests decide "
             f"{folder} {row.request} withdrawn ends it, and its clients take part again."

@@ -80,7 +80,7 @@ def settle(writer: RunWriter, request: str, reason: str) -> str:
         raise InputError(f"only a running request can be settled, and request {request} is {status}")
     if not reason.strip():
         raise InputError("settling a request needs a reason: give one with --reason")
-    if not RunView(writer).regime.ends_early:
+    if RunView(writer).regime.solves:
         raise InputError(
             f"request {request} has no head yet, so there is nothing to certify: run sifu forget again when the "
             f"remaining clients answer, or end it with sifu requests decide DIR {request} withdrawn"

@@ -144,7 +144,7 @@ def remains(reader: RunReader) -> Iterator[tuple[str, str]]:
             f"files of statistics ({statistics})",
             "no forgotten client is in any of them; the head is solved from them",
         )
-    if not view.regime.records_figures:
+    if view.regime.solves:
         yield (
             "numbers of samples, and accuracies and losses of earlier heads, in run.db and certificates",
             "certificates are recomputed from them; with all other clients' data they can confirm a guess of a "

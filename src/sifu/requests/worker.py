@@ -302,7 +302,7 @@ class Worker:
         except RoundRejectedError as error:
             # Clients in this process would send the same reply again, so the request ends with the last good model.
             view = RunView(self.writer)
-            if view.facts.identity != IN_PROCESS or not view.regime.ends_early:
+            if view.facts.identity != IN_PROCESS or view.regime.solves:
                 raise
             log.warning("request %s ends before its stop rule holds: %s", request, error)
         issue_certificates(self.writer, self.engine, row)

@@ -117,7 +117,8 @@ class RecordedSolve(RecordedTraining):
 
     def _until_stopped(self, phase: str, progress: ProgressCallback | None, pause: Callable[[], bool] | None) -> bool:
         self._progress = progress
-        if not self._is_theirs():
+        is_theirs = self._tip.kind == "round" and self._taken() <= set(self.active.tolist())
+        if not is_theirs or self.missing():  # not the head of exactly the active clients that were not refused
             self._solve()
         if progress:
             progress(Progress(phase, self._tip.position, self._accuracy or 0.0, 0.0, 1))
@@ -142,10 +143,6 @@ class RecordedSolve(RecordedTraining):
         if tip.kind != "round":
             return set()
         return set(self.writer.participation(first=tip.node).between(tip.node, tip.node).clients.tolist())
-
-    def _is_theirs(self) -> bool:
-        """Return whether the current model is the head of exactly the active clients that were not refused."""
-        return self._tip.kind == "round" and not self.missing() and self._taken() <= set(self.active.tolist())
 
     def _solve(self) -> None:
         own = own_statistics(self.view)

@@ -232,7 +232,7 @@ class RunEngines:
 
 def solved_from_files(spec: Spec) -> bool:
     """Return whether the run's models are heads solved from stored statistics, so that no data are needed."""
-    return spec.data.name != FLOWER and not spec.regime.needs_data
+    return spec.data.name != FLOWER and spec.regime.solves
 
 
 def forgets_from_files(view: RunView) -> bool:
@@ -262,7 +262,7 @@ def refuse_missing(view: RunView, unusable: Mapping[int, str], leaving: Collecti
         InputError: If needed data are missing.
     """
     own = [row for row in view.reader.statistics().values() if not row.is_sum]
-    kept = set() if view.regime.needs_data else {row.clients[0] for row in own}
+    kept = {row.clients[0] for row in own} if view.regime.solves else set()
     gone = {index for name in leaving if (index := view.index_of.get(name)) is not None}
     needed = set(view.active.tolist()) - kept - gone
     for client, reason in unusable.items():

@@ -17,12 +17,12 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import numpy as np
 
@@ -36,7 +36,6 @@ SALT = "salt"
 """Metadata key under which a model file holds its salt (32 bytes in hexadecimal digits)."""
 SALT_BYTES = 32
 LONGEST_LINE = 1 << 16
-Parsed = TypeVar("Parsed")
 log = logging.getLogger(__name__)
 
 
@@ -180,28 +179,18 @@ def read_content(path: Path, what: str, digest: str | None) -> bytes:
 
 
 def read_model(path: Path, layout: ModelLayout, digest: str | None = None) -> Vector:
-    """Return the model in `path`, and check its digest if one is given."""
-    return read_tensors(path, f"the model file {path.name}", digest, layout.flatten)
-
-
-def read_tensors(path: Path, what: str, digest: str | None, parse: Callable[[dict[str, Vector]], Parsed]) -> Parsed:
-    """Return the result of `parse` on the tensors of a safetensors file, and check its digest if one is given.
-
-    Args:
-        path: The file.
-        what: Name of the file in error messages.
-        digest: Expected SHA-256, or None.
-        parse: Function that receives the tensors by name.
+    """Return the model in `path`, and check its digest if one is given.
 
     Raises:
-        RunDamagedError: If the file cannot be read, has another digest, or is not what `parse` expects.
+        RunDamagedError: If the file cannot be read, has another digest, or holds no model of this layout.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
+    what = f"the model file {path.name}"
     content = read_content(path, what, digest)
     try:
-        return parse(load(content))
+        return layout.flatten(load(content))
     except (SafetensorError, ValueError) as error:
         raise RunDamagedError(f"{what} is not a safetensors file: {error}") from error
 
@@ -231,11 +220,6 @@ def _unlink(path: Path) -> int:
         except FileNotFoundError:
             return 0
     return links
-
-
-def remove_temporary(folder: Path) -> None:
-    """Delete the temporary files that an interrupted process left in `folder`."""
-    remove_files(sorted(folder.glob(TEMPORARY_PREFIX + "*")))
 
 
 CERTIFICATES = "certificates"

@@ -117,7 +117,9 @@ def discard(message: Message) -> None:
 
 
 def _read(path: Path, posted: float) -> Message:
-    kind, _, rest = _printable(path.name).partition(".")
+    # A name with unprintable characters is not a usable id.
+    name = "".join(character if character.isprintable() else "?" for character in path.name)
+    kind, _, rest = name.partition(".")
     content, trouble = None, ""
     try:
         text = read_plain(path, most=LARGEST_MESSAGE_BYTES + 1)
@@ -131,8 +133,3 @@ def _read(path: Path, posted: float) -> Message:
         content = None
     content = content if isinstance(content, dict) else None
     return Message(kind, rest.removesuffix(".json"), content, path, posted, trouble)
-
-
-def _printable(name: str) -> str:
-    """Replace unprintable characters of a file name by `?`; a name that contains them is not a usable id."""
-    return "".join(character if character.isprintable() else "?" for character in name)

@@ -124,7 +124,10 @@ def _contradiction(reader: RunReader, head: SeenHead, *, older: bool = False) ->
     """Return how a run contradicts a head seen earlier; with `older`, the run may end before that head."""
     known = f"heads: run {head.run} was last seen here ({heads_file()})"
     way_out = "If you accept that, remove its lines from that file"
-    if head.key != reader.value("public_key") and not _signed_for(reader, head.key):
+    # The ledger's keys must lead from that key to the current one, each change signed by both keys.
+    if head.key != reader.value("public_key") and (
+        head.key not in [named for _, named in keys_of(reader)] or next(check_keys(reader), None) is not None
+    ):
         return (
             f"{known} with the key {head.key}, and is now signed with {reader.value('public_key')}, for which that key "
             f"did not sign: its history was rewritten, or an older state was restored. {way_out}"
@@ -138,11 +141,6 @@ def _contradiction(reader: RunReader, head: SeenHead, *, older: bool = False) ->
             f"back, or its last events were removed. {way_out}"
         )
     return None
-
-
-def _signed_for(reader: RunReader, key: str) -> bool:
-    """Return whether the ledger's keys lead from this key to the current one, each change signed by both keys."""
-    return key in [named for _, named in keys_of(reader)] and next(check_keys(reader), None) is None
 
 
 def check_seen(reader: RunReader, *, writing: bool = False) -> None:

@@ -258,7 +258,7 @@ class RunWriter(RunReader):
             files.remove_files([path for path in paths if pattern.fullmatch(path.name) and path not in named])
         files.remove_files(unnamed_releases(self))
         for name in ("", *files.FOLDERS):
-            files.remove_temporary(self.folder / name)
+            files.remove_files(sorted((self.folder / name).glob(files.TEMPORARY_PREFIX + "*")))
 
     def scrub(self) -> bool:
         """Remove deleted data from the database's pages and log, and files that may show it, such as the report.

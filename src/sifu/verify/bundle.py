@@ -68,11 +68,6 @@ def write_bundle(folder: Path, request: str, target: Path) -> Path:
     return target
 
 
-def is_bundle(content: Any) -> bool:
-    """Return whether a parsed JSON file says that it is a bundle."""
-    return isinstance(content, dict) and content.get("format") == FORMAT
-
-
 def verify_certificate(path: str | Path, public_key: str | None = None) -> Verification:
     """Verify a certificate or a bundle without its run.
 
@@ -90,7 +85,7 @@ def verify_certificate(path: str | Path, public_key: str | None = None) -> Verif
         content = read_json(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not a sifu certificate: it is not JSON ({error})"[:200]) from error
-    if not is_bundle(content):
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         return verify_content(path, text, public_key)
     result = Verification(str(path), checked=["chain"])
     try:

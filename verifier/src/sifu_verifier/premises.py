@@ -46,11 +46,11 @@ def premises_of(run: RunFolder, request: Row, highest: float) -> list[Row]:
         noise = [_source(run.noise_source)] if noise_of(run) else []
         found = [*record, *before, premise("statistics", "trusted", masked), *noise]
     elif method == "groups":
-        found = [*record, *_groups(run, request), *before]
+        found = [*record, *_groups(run), *before]
     elif method == "scratch" or from_initial(run, request):
         found = [*record, *before]
     else:
-        found = [*_by_noise(run, request), *record, _arithmetic(run, request, highest)]
+        found = [*_by_noise(run, request), *record, _arithmetic(run, highest)]
         found += [_source(run.noise_source), *before, premise("honest reports", "trusted")]
     return found
 
@@ -100,7 +100,7 @@ def _record(run: RunFolder, request: Row) -> list[Row]:
     return found + ([premise("signatures", "trusted")] if unsigned else [])
 
 
-def _groups(run: RunFolder, request: Row) -> list[Row]:
+def _groups(run: RunFolder) -> list[Row]:
     """Return the premises on groups that trained separately."""
     groups = run.spec["groups"]
     grouping = premise("grouping", "met", count=groups["count"])
@@ -133,7 +133,7 @@ def _regularity(run: RunFolder, request: Row) -> Row:
     return premise("regularity", "met", "strongly convex" if max(factors) < 1 else "convex")
 
 
-def _arithmetic(run: RunFolder, request: Row, highest: float) -> Row:
+def _arithmetic(run: RunFolder, highest: float) -> Row:
     if highest > 1000:
         return premise("arithmetic", "assumed", "beyond")
     bounded = run.facts["dtype"] == "float64" and run.facts["rounding_bounded"]

@@ -8,8 +8,6 @@ import numpy as np
 
 from sifu_verifier.run_folder import RunFolder
 
-EDGE = 1e-12  # smallest margin by which a condition must hold (section 3)
-
 
 def psi_along(run: RunFolder, path: list[int], subject: list[int]) -> dict[int, float]:
     """Return Psi(n, W) at every node n of a path."""

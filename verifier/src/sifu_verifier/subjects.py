@@ -38,15 +38,3 @@ def founding_clients(run: RunFolder) -> range:
     """Return the clients that founded the run."""
     joined = sum(event["kind"] == "client joined" for event in run.tables["events"])
     return range(len(run.clients) - joined)
-
-
-def names_gone(run: RunFolder, request: Row) -> list[str]:
-    """Return the names of clients absent after the request, those of earlier requests included."""
-    gone = forgotten_by(run, request["request_order"])
-    return [*names_of(run, request), *(run.clients[c]["name"] for c in gone)]
-
-
-def there_since(run: RunFolder, request: Row) -> list[int]:
-    """Return the clients that had joined before the rollback of the request and are not forgotten after it."""
-    gone = forgotten_by(run, request["request_order"])
-    return [client for client in range(run.rolled[request["request"]]["clients"]) if client not in gone]

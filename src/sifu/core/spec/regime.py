@@ -39,13 +39,11 @@ class Regime:
     exact_method: ClassVar[str] = "scratch"
     """Name of the method that can execute every request; `auto` always considers it."""
     solves: ClassVar[bool] = False
-    """True if clients send statistics from which the model is solved."""
-    needs_data: ClassVar[bool] = True
-    """True if requests need clients' data even if the run keeps their statistics."""
-    records_figures: ClassVar[bool] = True
-    """True if the record holds figures of rounds, such as drifts and Psi."""
-    ends_early: ClassVar[bool] = True
-    """True if a request that cannot finish its rounds may end with the model it has reached."""
+    """True if clients send statistics from which the model is solved.
+
+    The record then holds no figures of rounds such as drifts and Psi, stored statistics may replace clients' data, and
+    a request cannot end with an unfinished model.
+    """
     releases_with_noise: ClassVar[bool] = False
     """True if `release.noise` can be used: distances between heads are known, and only the head depends on clients."""
     why_no_groups: ClassVar[str] = ""
@@ -157,9 +155,6 @@ class ClosedForm(Regime):
     name = "closed form"
     exact_method = "closed_form"
     solves = True
-    needs_data = False
-    records_figures = False
-    ends_early = False
     releases_with_noise = True
     why_no_groups = "groups.count must be 0 with model.kind = 'ridge': heads are solved, not trained"
 

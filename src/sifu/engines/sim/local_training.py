@@ -164,10 +164,6 @@ class TrainingPlan:
         training, samples, number = self.training, int(self.samples[client]), int(self.numbers[client])
         return batch_sequence(training.batch_size, samples, self.seed, position, number, training.steps)
 
-    def layer_seed(self, position: Position, client: int) -> int:
-        """Return the seed of the random generators for a client's round, so that random layers repeat exactly."""
-        return torch_seed(self.seed, "layers", position.branch, position.round, int(self.numbers[client]))
-
 
 def torch_seed(seed: int, purpose: str, *key: int) -> int:
     """Return a seed for torch's generator, derived from the run's seed, a purpose and a key."""

@@ -18,7 +18,7 @@ from sifu.core.round import Average
 from sifu.data.own_modules import Loss, fixed_generators, fresh_copy
 from sifu.engines.sim.client_updates import average_models
 from sifu.engines.sim.embedded_clients import CheckedClient
-from sifu.engines.sim.local_training import TrainingPlan
+from sifu.engines.sim.local_training import TrainingPlan, torch_seed
 from sifu.engines.sim.models import Model, flat_state, load_state, train_mode
 from sifu.engines.sim.networks import KeyedDropout, dropout_key
 from sifu.engines.sim.threads import few_threads
@@ -108,7 +108,8 @@ class LoopTrainer:
             momentum=training.momentum,
             weight_decay=training.weight_decay,
         )
-        with fixed_generators(plan.layer_seed(position, client), self._device):
+        key = position.branch, position.round, int(plan.numbers[client])
+        with fixed_generators(torch_seed(plan.seed, "layers", *key), self._device):  # so that random layers repeat
             for step, rows in enumerate(batches):
                 for layer, dropout in enumerate(dropouts):
                     dropout.key = int(dropout_key(plan.seed, position, int(plan.numbers[client]), step, layer))
