@@ -135,23 +135,22 @@ STEPS = ("steps", "batch", "momentum", "weight_decay")
 
 def plan_of(spec: Spec, outputs: int = 0) -> WirePlan:
     """Return the settings of a spec that clients need; `outputs` is 0 before the profiles are known."""
-    model, sent = spec.model, spec.regime.sent_settings()
+    model, regime, rate = spec.model, spec.regime, spec.local.rate
     return WirePlan(
         model.kind,
         outputs,
         model.init,
         model.dtype,
         spec.seed,
-        sent.rate,
+        None if rate == "auto" or regime.solves else float(rate),
         **{name: getattr(spec.local, name) for name in STEPS},
-        features=_text(sent.features),
-        ridge=_text(sent.ridge),
+        features=_text(spec.features) if regime.maps_samples else "",
+        ridge=_text(spec.ridge) if regime.solves else "",
     )
 
 
-def _text(section: FeaturesSpec | RidgeSpec | None) -> str:
-    """Return a section of the spec as JSON, or an empty string if clients do not need it."""
-    return "" if section is None else json.dumps(asdict(section), sort_keys=True)
+def _text(section: FeaturesSpec | RidgeSpec) -> str:
+    return json.dumps(asdict(section), sort_keys=True)
 
 
 def _training(plan: WirePlan) -> LocalTraining:

@@ -55,7 +55,7 @@ def describe(reader: RunReader, content: bytes, given: Sequence[int] | None = No
         "format": f"sifu model {FORMAT}",
         "software": f"sifu {__version__}",
         "model": kind,
-        "task": spec.regime.described_task(),
+        "task": {key: getattr(spec.ridge, key) for key in ("task", "shift", "scale")} if spec.regime.solves else None,
         "dtype": layout.dtype,
         "parameters": {name: list(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)},
         "outputs": int(layout.shapes[-1][-1]),

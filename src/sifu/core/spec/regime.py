@@ -6,12 +6,11 @@ and on the spec alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-from sifu.core.spec.sections import NETWORK_FEATURES, RIDGE, FeaturesSpec, RidgeSpec, Sections
+from sifu.core.spec.sections import RIDGE, RidgeSpec, Sections
 from sifu.errors import InputError
 
 Demand = tuple[str, bool, str]
@@ -21,15 +20,6 @@ CROSS_VALIDATED = 4096
 """Largest number of features for which `auto` chooses the penalty by cross-validation."""
 WIDE_PENALTY = 0.01
 """Relative penalty of wider heads, a good value for deep features of images."""
-
-
-@dataclass(frozen=True)
-class SentSettings:
-    """Settings that clients on other machines need, besides the settings of local training and of the model."""
-
-    rate: float | None
-    features: FeaturesSpec | None = None
-    ridge: RidgeSpec | None = None
 
 
 class Regime:
@@ -44,18 +34,9 @@ class Regime:
     The record then holds no figures of rounds such as drifts and Psi, stored statistics may replace clients' data, and
     a request cannot end with an unfinished model.
     """
-    releases_with_noise: ClassVar[bool] = False
-    """True if `release.noise` can be used: distances between heads are known, and only the head depends on clients."""
-    why_no_groups: ClassVar[str] = ""
-    """Reason why clients cannot train in groups, or an empty string if they can."""
 
     def __init__(self, spec: Sections) -> None:
         self.spec = spec
-
-    @property
-    def device_bound(self) -> bool:
-        """True if a run must stay on the kind of device it started on, because its bits depend on the device."""
-        return True
 
     def demands(self) -> Iterator[Demand]:
         """Yield the conditions on the keys of a spec in this regime."""
@@ -91,10 +72,6 @@ class Regime:
         """True if features are computed before the engine receives the clients; engines of heads compute their own."""
         return self.maps_samples and not self.solves
 
-    def most_rounds(self, max_rounds: int) -> float:
-        """Return the largest number of rounds that a request with these terms may take."""
-        return max_rounds
-
     def settled(self, keep: Literal["clients", "sum"] = "clients", features: int = 0) -> dict[str, Any]:
         """Return the sections of the spec with the settings that the engine determines.
 
@@ -123,19 +100,6 @@ class Regime:
                 f"{self.spec.model.kind!r}. On Flower clients join while the server runs"
             )
 
-    def sent_settings(self) -> SentSettings:
-        """Return the settings that clients on other machines need."""
-        return SentSettings(self._sent_rate, self.spec.features if self.maps_samples else None)
-
-    @property
-    def _sent_rate(self) -> float | None:
-        rate = self.spec.local.rate
-        return None if rate == "auto" else float(rate)
-
-    def described_task(self) -> dict[str, Any] | None:
-        """Return settings that turn an exported model's scores into predictions, or None if its kind implies them."""
-        return None
-
 
 class Rounds(Regime):
     """Training in rounds of FedAvg."""
@@ -155,13 +119,6 @@ class ClosedForm(Regime):
     name = "closed form"
     exact_method = "closed_form"
     solves = True
-    releases_with_noise = True
-    why_no_groups = "groups.count must be 0 with model.kind = 'ridge': heads are solved, not trained"
-
-    @property
-    def device_bound(self) -> bool:
-        """True if a network computes the features; all other features have the same bits on every device."""
-        return self.spec.features.kind in NETWORK_FEATURES
 
     def demands(self) -> Iterator[Demand]:
         """Yield the conditions on the head, and the required values of settings that only rounds use."""
@@ -189,10 +146,6 @@ class ClosedForm(Regime):
         """Relative penalty r in the spec, or None for cross-validation."""
         return None if self.spec.ridge.regularisation == "auto" else self.spec.ridge.regularisation
 
-    def most_rounds(self, max_rounds: int) -> float:
-        """Return infinity: the terms do not limit a request, because a solve is always one round."""
-        return math.inf
-
     def settled(self, keep: Literal["clients", "sum"] = "clients", features: int = 0) -> dict[str, Any]:
         """Return the sections with one round (the solve), the kept statistics, and the fixed penalty of a wide head."""
         ridge, penalty = self.spec.ridge, penalty_of(self.spec.ridge, features)
@@ -213,14 +166,6 @@ class ClosedForm(Regime):
                 f"method {name} needs a model trained in rounds, and this run solves a ridge head in closed form: use "
                 f"method {self.exact_method}, which is exact and takes no rounds or one"
             )
-
-    def sent_settings(self) -> SentSettings:
-        """Return the settings of a head: its feature map and its targets."""
-        return SentSettings(None, self.spec.features, self.spec.ridge)
-
-    def described_task(self) -> dict[str, Any] | None:
-        """Return the task, shift and scale that turn the scores of the head into predictions."""
-        return {key: getattr(self.spec.ridge, key) for key in ("task", "shift", "scale")}
 
 
 def penalty_of(ridge: RidgeSpec, features: int) -> float | None:

@@ -103,8 +103,8 @@ def _demands_of_groups(spec: Spec) -> Iterator[Demand]:
             f"server.participation = {server.participation} cannot be combined with groups, each of which would draw "
             "that many: use all or poisson(RATE)"
         )
-    if spec.regime.why_no_groups:
-        raise InputError(spec.regime.why_no_groups)
+    if spec.regime.solves:
+        raise InputError("groups.count must be 0 with model.kind = 'ridge': heads are solved, not trained")
 
 
 def _demands_of_features(spec: Spec) -> Iterator[Demand]:
@@ -125,7 +125,7 @@ def _demands_of_releases(spec: Spec) -> Iterator[Demand]:
         return
     yield (
         "release.noise",
-        spec.regime.releases_with_noise,
+        spec.regime.solves,
         "0 unless model.kind = 'ridge': only then distances are known and nothing else "
         "that clients shaped leaves with the head",
     )
