@@ -11,19 +11,10 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-import sifu
-from run_tools import small_spec
-from secret_draws import fix_draws
-
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "src" / "sifu"
 NOT_FIXED = {"urandom", "getrandom", "SystemRandom", "uuid1", "uuid4", "randbits", "randbelow"}
 SYSTEM = secrets.token_bytes
-
-
-@pytest.fixture(scope="module")
-def shared_draw() -> str:
-    return secrets.token_hex(8)
 
 
 def draws_elsewhere(source: str) -> Iterator[str]:
@@ -70,32 +61,7 @@ def test_draws_follow_from_the_name_of_the_test(request: pytest.FixtureRequest) 
     assert key == expected.randbytes(32)
 
 
-def test_a_shared_fixture_draws_by_its_own_name(shared_draw: str) -> None:
-    place = "tests/house/test_secret_draws.py::shared_draw::None"
-    assert shared_draw == random.Random(place).randbytes(8).hex()
-
-
 @pytest.mark.system_secrets
 def test_a_test_can_ask_for_the_systems() -> None:
     assert secrets.token_bytes is SYSTEM
     assert secrets.token_hex(16) != secrets.token_hex(16)
-
-
-def test_the_same_test_draws_the_same_groups(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    runs = []
-    for name in ("first", "second"):
-        with pytest.MonkeyPatch.context() as patch:
-            fix_draws(patch, request.node.nodeid)
-            runs.append(groups_of(tmp_path / name))
-    assert runs[0] == runs[1]
-
-
-def test_control_other_draws_give_other_groups(tmp_path: Path) -> None:
-    assert len({str(groups_of(tmp_path / str(number))) for number in range(4)}) > 1
-
-
-def groups_of(folder: Path) -> list[object]:
-    """Train a small run in groups and return its secret partition into groups."""
-    sifu.train(small_spec(groups={"count": 2, "rounds": 1}, stop={"max_rounds": 2, "target": 0.0}), run=folder)
-    with sifu.open_run(folder).reader() as reader:
-        return [row for event in reader.events() for row in event.content.get("group_models", ())]
