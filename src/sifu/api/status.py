@@ -192,10 +192,6 @@ class RunStatus:
     """Warnings that few clients remain, or that requests were lost in a restoration."""
 
     def __repr__(self) -> str:
-        return f"RunStatus({', '.join(f'{name}: {value}' for name, value in self._summary().items())})"
-
-    def _summary(self) -> dict[str, str]:
-        """Return the run's model, progress and accuracy as short strings."""
         states = Counter(client.state for client in self.clients)
         requests = Counter(request.status for request in self.requests)
         rounds = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
@@ -210,7 +206,7 @@ class RunStatus:
             summary[f"accuracy {self.held_out.where}"] = f"{self.held_out.accuracy:.3f}"
         elif self.accuracy is not None:
             summary["accuracy on training samples"] = f"{self.accuracy:.3f}"
-        return summary
+        return f"RunStatus({', '.join(f'{name}: {value}' for name, value in summary.items())})"
 
     @property
     def closed_form(self) -> bool:
