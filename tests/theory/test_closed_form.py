@@ -116,7 +116,7 @@ def test_whatever_left_leaves_no_bit(operations: list[Operation]) -> None:
     assert sums == fresh
     assert sums.digest() == fresh.digest()
     if fresh.samples:
-        assert fit_head(sums, 0.01).digest() == fit_head(fresh, 0.01).digest()
+        assert fit_head(sums, 0.01).weights.tobytes() == fit_head(fresh, 0.01).weights.tobytes()
 
 
 def test_negative_control_float64_sums_keep_traces() -> None:
@@ -354,7 +354,6 @@ def test_the_head_is_that_of_other_libraries() -> None:
     stacked = np.vstack([rows, np.sqrt(head.penalty) * np.eye(FIXED.width)])
     least = np.linalg.lstsq(stacked, np.vstack([wanted, np.zeros((FIXED.width, 3))]), rcond=None)[0]
     np.testing.assert_allclose(head.weights, least, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(head.predict(rows[:, :-1]), rows @ least, rtol=1e-9, atol=1e-12)
     assert head.residual <= 1e-9
     assert penalty(statistics, 0.003) == pytest.approx(0.003 * np.trace(rows.T @ rows) / FIXED.width, rel=1e-12)
 
@@ -382,8 +381,9 @@ def test_cross_validation_needs_only_the_sums(count: int, features: int) -> None
 
 def test_the_penalty_is_chosen_by_those_who_stay() -> None:
     stay, leave = (statistics_of(FIXED, *samples(count, seed)) for count, seed in ((30, 1), (300, 2)))
-    together = fit_head(stay + leave)
-    assert fit_head((stay + leave) - leave).digest() == fit_head(stay).digest() != together.digest()
+    found = ((stay + leave) - leave, stay, stay + leave)
+    left, never, together = (fit_head(statistics).weights.tobytes() for statistics in found)
+    assert left == never != together
 
 
 @pytest.mark.parametrize("relative", [1e-7, 1e-3, 10.0])

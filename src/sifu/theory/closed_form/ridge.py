@@ -12,7 +12,6 @@ depends on r (section 14.3). Wider heads meet the same limit, but their bits may
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from sifu.errors import InputError
-from sifu.theory.arrays import Array, Floats
+from sifu.theory.arrays import Floats
 from sifu.theory.closed_form.fixed_point import FixedPoint
 from sifu.theory.closed_form.sums import Statistics, mirror
 
@@ -47,15 +46,6 @@ class Head:
     relative_penalty: float
     penalty: float
     residual: float
-
-    def predict(self, phi: Array) -> Floats:
-        """Predict the targets of samples with these features; `Targets.decode` turns them into labels."""
-        predictions: Floats = np.asarray(phi, dtype=np.float64) @ self.weights[:-1] + self.weights[-1]
-        return predictions
-
-    def digest(self) -> str:
-        """Return SHA-256 of the weights as little-endian float64; it may differ between machines."""
-        return hashlib.sha256(np.ascontiguousarray(self.weights).astype("<f8", copy=False).data).hexdigest()
 
 
 def penalty(statistics: Statistics, relative: float) -> float:

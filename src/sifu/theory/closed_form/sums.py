@@ -129,16 +129,8 @@ class Statistics:
         >>> Statistics.empty(FixedPoint(features=1, outputs=1)).digest()[:16]
         'cb7899166141193a'
         """
-        return hashlib.sha256(self.canonical()).hexdigest()
-
-    @staticmethod
-    def heading(fixed: FixedPoint) -> bytes:
-        """Return the first line of the canonical form of statistics in this fixed-point format."""
-        return f"sifu statistics 1 {fixed.describe()}\n".encode()
-
-    def canonical(self) -> bytes:
-        """Return the canonical form: the heading and the words, little-endian."""
-        return self.heading(self.fixed) + self.words.astype("<i8", copy=False).tobytes()
+        heading = f"sifu statistics 1 {self.fixed.describe()}\n".encode()
+        return hashlib.sha256(heading + self.words.astype("<i8", copy=False).tobytes()).hexdigest()
 
 
 def triangle_size(width: int) -> int:
