@@ -142,6 +142,7 @@ def with_records(folder: Path) -> Path:
 
 def witnessed(folder: Path) -> Path:
     """Make a run with a witness of every event."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with mock.patch.dict(os.environ, {WITNESSES: str(kept_by_witness(folder))}):
         run = sifu.train(small_spec(**TINY), run=folder)
         run.forget(["client-001"], "first", sigma=1.0)
@@ -159,6 +160,16 @@ def closed_form(folder: Path) -> Path:
     run = sifu.open_run(folder, clients=clients)
     run.forget(["client-003", "client-004"], "second")
     run.forget(["client-005"], "records", records=[1])
+    return folder
+
+
+def noisy_release(folder: Path) -> Path:
+    """Make a run whose releases carry noise."""
+    data = {"clients": 6, "samples_per_client": 12, "preprocessing": "fixed"}
+    spec = {"data": data, "model": {"kind": "ridge"}, "ridge": {"regularisation": 0.05}, "release": {"noise": 0.5}}
+    run = sifu.train(spec, run=folder)
+    run.forget(["client-001"], "first")
+    run.forget(["client-003"], "second")
     return folder
 
 
@@ -190,6 +201,7 @@ RUNS: dict[str, Callable[[Path], Path]] = {
     "groups": grouped,
     "moved groups": moved_groups,
     "closed form": closed_form,
+    "noisy release": noisy_release,
     "records": with_records,
     "approved": approved,
     "witnessed": witnessed,
