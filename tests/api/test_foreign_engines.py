@@ -59,9 +59,7 @@ def test_an_engine_that_repeats_a_round_otherwise_is_refused(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("terms", [{"method": "scratch"}, {"sigma": 1.0}])
 def test_what_a_probe_cannot_see_is_assumed(tmp_path: Path, terms: dict[str, Any]) -> None:
-    """The velocity of rounds with the client changes the fresh model, so the level is conditional; it was once stated
-    as exact.
-    """
+    """The velocity of rounds with the client changes the fresh model, so the level is conditional."""
     run = sifu.train(SPEC, run=tmp_path / "run", engine=engine_of(LateMomentum))
     (outcome,) = run.forget(["client-001"], **terms)
     assert outcome.level == "conditional"

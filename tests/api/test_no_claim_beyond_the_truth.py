@@ -1,4 +1,4 @@
-"""Cases in which a certificate once claimed more than was true; each was reproduced before it was fixed."""
+"""Cases in which a certificate must not claim more than is true."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_a_hostile_message_is_refused_and_recorded(own_trained: Path, name: str)
 
 
 def test_what_is_no_plain_file_is_left_alone(own_trained: Path) -> None:
-    """A pipe, a link to /dev/zero and a folder in the inbox are ignored; each once blocked or ended the process."""
+    """A pipe, a link to /dev/zero and a folder in the inbox are ignored."""
     inbox = own_trained / "inbox"
     inbox.mkdir(exist_ok=True)
     (inbox / "request.folder.json").mkdir()
@@ -149,7 +149,7 @@ def test_a_message_that_cannot_be_opened_now_is_not_lost(own_trained: Path, monk
 
 
 def test_a_message_with_many_names_is_read_in_a_moment(own_trained: Path) -> None:
-    """Checking the names of a message takes few comparisons; fifty thousand names once took minutes under the lock."""
+    """Checking the names of a message takes few comparisons."""
     counted = 0
 
     class Name(str):

@@ -1,4 +1,4 @@
-"""Honest runs that verification once reported as wrong, found by random requests (`benchmarks/random_audits.py`)."""
+"""Honest runs at the edges of verification, found by random requests (`benchmarks/random_audits.py`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def test_whoever_joins_later_changes_nothing_that_was_said_before(tmp_path: Path
 
 
 def test_figures_that_a_purge_erased_make_psi_infinite_for_those_who_stay(tmp_path: Path) -> None:
-    """The independent verifier once subtracted the clients' P from the erased sum, and got a Psi that was no number."""
     findings = Findings()
     audit_journey(20848, tmp_path, findings, ["groups"], small=True)
     assert findings.requests == 5

@@ -169,7 +169,6 @@ def test_an_erasure_that_never_began_is_a_leftover(kept: Path) -> None:
 
 
 def test_files_of_an_event_that_was_never_recorded_are_noted(kept: Path) -> None:
-    """Files of an event that was never recorded are noted; they once passed silently."""
     for name in ("models/9999.safetensors", "models/.tmp-9998.safetensors", "statistics/9999.sum.statistics"):
         (kept / name).write_bytes(b"half a model")
     verification = verify_run(kept)

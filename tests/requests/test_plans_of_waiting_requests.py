@@ -1,4 +1,4 @@
-"""Requests are planned once: the checked plan is executed, unless the run changed meanwhile."""
+"""Plans of requests that wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPECS = {
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_a_plan_is_the_same_before_and_after_its_request_was_received(tmp_path: Path, kind: str) -> None:
-    """A plan for a waiting request once subtracted the leavers twice from the participants."""
+    """The leavers are subtracted once from the participants."""
     run = sifu.train(SPECS[kind], run=tmp_path / "run")
     before = run.plan(["client-001"])
     waiting = run.plan_of(run.request(["client-001"]))
