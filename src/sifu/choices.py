@@ -52,7 +52,7 @@ class TermsGiven(TypedDict, total=False):
     method: Annotated[
         str | None,
         Term(
-            "auto chooses the fewest predicted rounds at the required level; sifu methods lists the others.",
+            "auto takes an exact method, unless another needs less than half its rounds; sifu methods lists them.",
             default="auto",
         ),
     ]

@@ -65,6 +65,20 @@ def rebound() -> nn.Module:
     return module
 
 
+class Scaled:
+    """A callable object that keeps what it computed."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the scores."""
+        self.last = x
+        return x
+
+
+def activated(function: Any) -> nn.Module:
+    """Return a layer that stores an activation function."""
+    return nn.TransformerEncoderLayer(4, 2, activation=function)
+
+
 def squared(scores: Tensor, labels: Tensor) -> Tensor:
     """Return a loss of the operator's own."""
     return (scores - nn.functional.one_hot(labels, 3)).square().mean()
@@ -107,11 +121,27 @@ def test_the_level_follows_from_what_is_known_or_declared(
     assert premise_of(run) == expected
 
 
-@pytest.mark.parametrize("part", [Own(), hooked(), rebound(), nn.Sequential(nn.Linear(4, 4), Own())])
+OWN_CALLABLES = (lambda x: x, Scaled(), Scaled().__call__, functools.partial(Scaled()), [].append, Own())
+
+
+@pytest.mark.parametrize(
+    "part",
+    [Own(), hooked(), rebound(), nn.Sequential(nn.Linear(4, 4), Own()), *map(activated, OWN_CALLABLES)],
+)
 def test_a_module_with_a_part_of_the_users_is_not_known(part: nn.Module) -> None:
     assert not is_known(part)
-    assert is_known(nn.TransformerEncoderLayer(4, 2, activation=nn.functional.relu))
-    assert not is_known(nn.TransformerEncoderLayer(4, 2, activation=lambda x: x))
+
+
+@pytest.mark.parametrize("function", [nn.functional.relu, torch.tanh, functools.partial(nn.functional.gelu), nn.GELU()])
+def test_a_module_with_functions_of_libraries_is_known(function: Any) -> None:
+    assert is_known(activated(function))
+
+
+def test_no_module_is_known_under_a_hook_for_all_modules() -> None:
+    handle = nn.modules.module.register_module_forward_hook(lambda *given: None)
+    assert not is_known(plain())
+    handle.remove()
+    assert is_known(plain())
 
 
 def test_the_declaration_names_the_function_and_the_digest_of_its_file(tmp_path: Path) -> None:

@@ -219,6 +219,11 @@ def test_data_that_are_not_finite_and_another_spec(cli: Command, tmp_path: Path)
         check_refused(cli("train", spec, "--run", run), 2)
         assert not run.exists()
         array.flat[17] = kept
+    np.savez(file, x=x, y=y, client=client.astype(bytes))
+    check_refused(cli("train", spec, "--run", run), 2, "client")
+    np.savez(file, x=1e160 * x, y=y, client=client)
+    check_refused(cli("train", spec, "--run", run), 2)
+    assert not run.exists()
     np.savez(file, x=x, y=y, client=client)
     assert cli("train", spec, "--run", run).code == 0
     before = state(run)

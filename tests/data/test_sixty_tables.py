@@ -76,7 +76,7 @@ REFUSED: dict[str, tuple[bytes, dict[str, str], str]] = {
     "names alone": (b"c,x,y\n", {}, "no rows: give a table"),
     "the index of pandas": (b",c,x,y\n0,p,1,0\n", {}, "line 1.*column 1 has none.*index=False"),
     "a title above the names": (b"My table\n\n" + PLAIN.encode(), {}, "'My table', does not name them: remove"),
-    "a quote that is not closed": (b'c,x,y\np,"1,0\nq,2,1\n', {}, r"line 3 \(row 0\).*look for a separator or a quote"),
+    "a quote that is not closed": (b'c,x,y\np,"1,0\nq,2,1\n', {}, "a quote that is not closed"),
     "a field without end": (b'c,x,y\np,"' + b"1" * 200_000, {}, "after line 1.*a quote that is not closed"),
     "names and rows separated differently": (b"c;x;y\np,1,0\n", {"separator": ";"}, "separated by semicolons"),
     "other capitals": (b"C,X,Y\np,1,0\n", {}, "did you mean 'Y'"),

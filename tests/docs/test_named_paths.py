@@ -20,7 +20,13 @@ def missing_paths(text: str, home: Path = ROOT) -> Iterator[str]:
 
 
 def test_every_named_file_exists() -> None:
-    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "Makefile", ROOT / "paper" / "README.md"]
+    documents = [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").glob("*.md"),
+        ROOT / "Makefile",
+        ROOT / "paper" / "README.md",
+        *ROOT.glob("src/**/*.py"),
+    ]
     missing = {
         f"{document.relative_to(ROOT)}: {name}"
         for document in documents

@@ -1,4 +1,4 @@
-"""Bit-exact digests of a few rounds on every engine: they show that a refactoring changed no number.
+"""Bit-exact digests of a few rounds on the embedded engine and Flower: they show that a refactoring changed no number.
 
     python tests/house/digests.py            compares this machine with digests.json
     python tests/house/digests.py --record   writes the digests of this machine into it
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "engines/flower", "installed"))
+sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("", "engines/flower"))
 if not Path("/dev/nvidia0").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # must be set before anything imports triton
 

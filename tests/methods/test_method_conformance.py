@@ -1,4 +1,4 @@
-"""Conformance suite for every method. The paper's tests run it on the methods of that package."""
+"""Conformance suite for every method."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class HistoryRow:
 
 
 def history_of(reader: RunReader) -> list[HistoryRow]:
-    """Return all evaluations of a run, in order."""
+    """Return the evaluations on the active clients' training data, in order."""
     requests = {row.request_order: row.request for row in reader.requests() if row.request_order is not None}
     nodes = reader.nodes_by_number()
     rows = []

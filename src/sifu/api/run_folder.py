@@ -46,7 +46,7 @@ class RunFolder:
                     f"the noise of {folder} comes from the operating system: give a source of noise when a run is made"
                 )
         self._engines = RunEngines(self.reader, make_engine)
-        self.noise = noise
+        self._noise = noise
         self._memory = Memory()
         self._views: dict[Any, RunView] = {}
 
@@ -57,7 +57,7 @@ class RunFolder:
     def writer(self) -> RunWriter:
         """Return a writer, to be used in a `with` block; it locks the run against other writers."""
         writer = RunWriter.open(self.folder, self._memory)
-        writer.noise = self.noise
+        writer.noise = self._noise
         return writer
 
     @contextmanager

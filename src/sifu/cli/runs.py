@@ -225,7 +225,7 @@ def methods() -> Answer:
     shown = table("method", "what it does")
     for info in METHOD_INFOS.values():
         shown.add_row(info.name, info.summary)
-    how = "auto, the default, chooses the fewest predicted rounds among the methods of at least the required level."
+    how = "auto, the default, takes an exact method, unless another one needs less than half its rounds."
     return Answer({"methods": listed, "default": "auto"}, shown, how)
 
 

@@ -30,8 +30,8 @@ SENTENCES: dict[str, dict[str, str]] = {
         "which the client's places stay empty, not with a federation in which other clients fill them.",
     },
     "deterministic device": {
-        "trusted": "A network computed features on a GPU, in batches of one shape that each hold one client's samples. "
-        "Some were computed twice, with the same bits. It is trusted that the recorded GPU, driver and libraries also "
+        "trusted": "Rounds or features were computed on a GPU, in a layout that no other client changes. Some were "
+        "computed twice, with the same bits. It is trusted that the recorded GPU, driver and libraries also "
         "give the same bits for the same operations without the forgotten clients.",
     },
     "engine": {

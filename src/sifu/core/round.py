@@ -15,7 +15,7 @@ The steps of a round (docs/theory.md, section 2.1):
     collect   obtain the participants' results for the model they receive
     gate      accept the usable results; a reply is not trusted, and a refusal is recorded
     average   mean = sum_i w_i theta_i with w_i = |D_i| / sum_j |D_j|, and every drift ||theta_i - mean||
-    step      theta + g (mean - theta), in float64, then rounded to the model's own type (eq. 5)
+    step      the mean, in float64, rounded to the model's own type (eq. 5)
 
 `draw` and `step` are the same for all engines and implemented here. An engine implements the other three steps
 (`RoundSteps`). It may train and average in one pass if no single model needs a check. A batched GPU program runs all

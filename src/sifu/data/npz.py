@@ -138,13 +138,16 @@ def _check_members(path: Path) -> None:
 
 
 def _check_samples(arrays: dict[str, Array], path: Path) -> None:
-    """Refuse data arrays that are scalars or do not hold real numbers."""
+    """Refuse arrays of scalars, samples that are not real numbers, and clients that are neither text nor numbers."""
     for name in ("x", "y", "client", *(f"{part}_{split}" for part in "xy" for split in ("train", "test"))):
         if name in arrays and arrays[name].ndim == 0:
             raise InputError(f"array {name} of {path} is a single number; store one row per sample")
     for name in ("x", "x_train", "x_test"):
         if name in arrays and arrays[name].dtype.kind not in REAL_KINDS:
             raise InputError(f"array {name} of {path} holds {arrays[name].dtype}; store real numbers")
+    for name in ("client", "client_train"):
+        if name in arrays and arrays[name].dtype.kind not in REAL_KINDS + "U":
+            raise InputError(f"array {name} of {path} holds {arrays[name].dtype}; store names as strings (dtype str)")
 
 
 def _labels(y: Array) -> Array:

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,24 +32,31 @@ GENERATORS = 2**32
 
 
 def is_known(module: nn.Module) -> bool:
-    """Return whether all parts of a module are classes of `LIBRARIES`, without hooks or functions of the user.
+    """Return whether all parts of a module are classes of `LIBRARIES`, without hooks or callables of the user.
 
     >>> is_known(nn.Sequential(nn.Linear(4, 3), nn.Tanh()))
     True
     """
-    return all(_is_known_part(part) for part in module.modules())
+    return not _hooks_of(vars(torch.nn.modules.module)) and all(_is_known_part(part) for part in module.modules())
 
 
 def _is_known_part(part: nn.Module) -> bool:
     held = vars(part)
-    hooked = any(value for name, value in held.items() if name.endswith("_hooks"))
-    functions = [value for value in held.values() if isinstance(value, FunctionType | functools.partial)]
-    own = [function for function in functions if not _is_from_library(_unwrapped(function).__module__)]
-    return _is_from_library(type(part).__module__) and not hooked and "forward" not in held and not own
+    callables = [type(part), *filter(callable, held.values())]
+    return "forward" not in held and not _hooks_of(held) and all(map(_is_from_library, callables))
 
 
-def _is_from_library(name: str) -> bool:
-    return f"{name}.".startswith(LIBRARIES)
+def _hooks_of(held: dict[str, Any]) -> list[Any]:
+    return [value for name, value in held.items() if name.endswith("_hooks") and value]
+
+
+def _is_from_library(called: Any) -> bool:
+    """Return whether a class, a function, the object of a method, or a callable object's class is of a library."""
+    called = _unwrapped(called)
+    called = called.__self__ if isinstance(called, MethodType) else called
+    builtin = isinstance(called, BuiltinFunctionType)
+    named = called if builtin or isinstance(called, FunctionType | type) else type(called)
+    return f"{named.__module__}.".startswith("torch." if builtin else LIBRARIES)
 
 
 def _unwrapped(function: Any) -> Any:

@@ -286,7 +286,9 @@ def _warn(sentence: str) -> None:
 
 def table_files(folder: Path) -> list[Path]:
     """Return the files of a folder that hold tables, sorted by name."""
-    return sorted(file for file in folder.iterdir() if file.suffix.lower() in ENDINGS and file.is_file())
+    return sorted(
+        file for file in folder.iterdir() if file.suffix.lower() in ENDINGS and file.name[0] != "." and file.is_file()
+    )
 
 
 def _read_tables(path: Path, coding: TableCoding, *, one_file: bool) -> list[TableFile]:
@@ -397,7 +399,7 @@ def _not_csv(path: Path, error: csv.Error, where: str = "") -> InputError:
 
 def _csv_rows(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Yield each row that is not blank: the number of its last line, and its fields."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True, strict=True)
     for fields in reader:
         if reader.line_num == 1 and re.fullmatch(r"sep=.?", separator.join(fields).strip()):
             continue  # Excel declares the separator in such a line

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from sifu.data.table import CSV_ENDINGS, ENDINGS, first_row, read_columns, separ
 from sifu.data.table_coding import TableCoding, TableFile
 from sifu.data.table_keys import MOST_WORDS, join_names, quoted
 from sifu.data.table_values import is_missing, looks_like_a_date, looks_like_a_number, whole_number
-from sifu.errors import InputError
+from sifu.errors import InputError, SifuWarning
 
 FEW_WORDS = 20
 """Largest number of distinct values in a column that is proposed as a category."""
@@ -72,6 +73,13 @@ def propose_spec(
     files = table_files(path) if path.is_dir() else [path]
     if not files:
         raise InputError(f"{path} has no file that ends in {', '.join(ENDINGS)}")
+    skipped = [file.name for file in sorted(path.iterdir()) if file not in files] if path.is_dir() else []
+    if skipped:
+        warnings.warn(
+            f"{path} also holds {some(skipped)}: only visible files that end in {', '.join(ENDINGS)} are read",
+            SifuWarning,
+            stacklevel=2,
+        )
     first = files[0]
     if not header and first.suffix.lower() in CSV_ENDINGS and first.is_file():
         fields = first_row(first)

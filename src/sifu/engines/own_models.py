@@ -93,8 +93,8 @@ def own_training(
 ) -> Blueprint:
     """Return the blueprint of training whose code only the clients have.
 
-    Nothing is proven about a user's training function. Certificates are therefore `conditional` at best, and the spec
-    must state the assumed expansion (`regularity.kind = "assumed"`).
+    Nothing is proven about a user's training function. Certificates of models with noise are therefore `conditional` at
+    best, and the spec must state the assumed expansion (`regularity.kind = "assumed"`).
 
     Raises:
         InputError: If the spec or the model cannot be used with a user's own training.

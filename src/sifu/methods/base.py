@@ -1,6 +1,6 @@
 """Base class of unlearning methods, which plan a request and make the model that retraining starts from.
 
-docs/new-method.md shows how to write a method and how sifu finds it. `plan_from` makes a complete plan, in which a
+CONTRIBUTING.md shows how to add a method. `plan_from` makes a complete plan, in which a
 method replaces the fields that it decides itself.
 """
 

@@ -159,7 +159,7 @@ PAGE = "index.html"
 def write_report(run_folder: str | Path, output: str | Path | None = None) -> Path:
     """Write a self-contained HTML page about a run, with its figures as PNG and SVG files, and the evaluations as CSV.
 
-    The run is only read, within one snapshot, so this also works while another process writes to it.
+    The run is only read, the page from one snapshot, so this also works while another process writes to it.
 
     Args:
         run_folder: Path of the run folder.

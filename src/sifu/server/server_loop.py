@@ -89,9 +89,8 @@ def serve(
     Returns:
         The ids of the executed requests.
     """
-    with _open_patiently(run.folder, lock_wait, tell) as writer:
+    with _open_patiently(run, lock_wait, tell) as writer:
         check_integrity(writer)
-        writer.noise = run.noise
         keys.load_key(run.folder, writer.value("public_key"))  # fail before any work if the key is missing
         # Blocked clients and clients to be forgotten take part in no further round.
         inbox = WatchedInbox(writer, lambda opened: _settle(opened, engine, after_mail), look_every=0.0, also=more_mail)
@@ -115,12 +114,12 @@ def serve(
             raise
 
 
-def _open_patiently(folder: Path, lock_wait: float, tell: Tell) -> RunWriter:
+def _open_patiently(run: Run, lock_wait: float, tell: Tell) -> RunWriter:
     """Open the run for writing; wait up to `lock_wait` seconds for another writer."""
     end, told = time.monotonic() + lock_wait, False
     while True:
         try:
-            return RunWriter.open(folder)
+            return run.writer()
         except RunBusyError as error:
             if time.monotonic() >= end:
                 raise

@@ -1,4 +1,4 @@
-"""Backups: uncompressed zip files, each with all files of a run and a list of their digests.
+"""Backups: uncompressed zip files, each with the files of a run, without its inbox, and a list of their digests.
 
 A backup may come from a stranger, so restoring it executes nothing. Restoring accepts only regular files with the file
 names of a run, and no more bytes than the list states. Every digest is checked. The run folder appears only when it is

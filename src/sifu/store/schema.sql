@@ -15,7 +15,7 @@ CREATE TABLE clients (
 CREATE TABLE nodes (
     node             INTEGER PRIMARY KEY,
     parent           INTEGER,
-    kind             TEXT    NOT NULL CHECK (kind IN ('initial', 'round', 'noise', 'heuristic', 'group', 'merge')),
+    kind             TEXT    NOT NULL CHECK (kind IN ('initial', 'round', 'noise', 'group', 'merge')),
     branch           INTEGER NOT NULL,
     position         INTEGER NOT NULL,
     samples          INTEGER NOT NULL,

@@ -81,14 +81,14 @@ class ModelSpec:
     kind: Literal["softmax", "logistic", "least_squares", "mlp", "cnn", "ridge", "python"] = key(
         "softmax",
         "softmax, logistic, least_squares (can be proven); ridge (in closed form: exact, one round, see [ridge]); mlp, "
-        "cnn (conditional at best)",
+        "cnn (with noise conditional at best)",
     )
     outputs: int = key(0, "classes or outputs; 0 takes the data set's own, or counts the labels of your own data")
     init: Literal["zeros", "random"] = key("zeros", "zeros or random; linear models only")
     dtype: Literal["float64", "float32", "tf32"] = key(
         "float64",
-        "float64 can be proven; float32 is conditional at best; tf32 is float32 with products of 10 bits, for the "
-        "convolutional networks of a spec, on a GPU with sifu-kernels",
+        "float64 can be proven; float32 is conditional at best with noise; tf32 is float32 with products of 10 bits, "
+        "for convolutional networks of a spec, on a GPU with sifu-kernels",
     )
     module_is_pure: bool = key(
         False,
@@ -155,7 +155,7 @@ class RidgeSpec:
 class LocalSpec:
     """Local training of a client in a round."""
 
-    rate: float | Literal["auto"] = key("auto", 'local learning rate; "auto" is the largest one certified as convex')
+    rate: float | Literal["auto"] = key("auto", "limit of each client's step; auto: its own safe step alone")
     steps: int = key(10, "local gradient steps K of each round")
     batch: int = key(0, "mini-batch size; 0 is the whole data of the client")
     momentum: float = key(0.0, "heavy-ball momentum, reset each round")

@@ -97,7 +97,7 @@ def _top_eigenvalue_up(extended: Floats, trace: Floats, clients: Sequence[Checke
     count, width = extended.shape[1:]
     other = extended.transpose(0, 2, 1)
     gram = extended @ other if count <= width else other @ extended
-    finite = np.isfinite(gram).all(axis=(1, 2))
+    finite = np.isfinite(gram).all(axis=(1, 2)) & np.isfinite(trace)
     if not finite.all():
         owner = clients[int(np.argmin(finite))].name
         raise InputError(f"the samples of client {owner!r} are so large that their squares overflow; scale them down")

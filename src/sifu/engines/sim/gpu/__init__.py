@@ -1,1 +1,1 @@
-"""Programs that run whole experiments on a GPU: many runs (lanes) with many clients each."""
+"""Rounds of a run on a GPU, in captured graphs."""
