@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -83,9 +84,16 @@ def test_a_later_request_counts_earlier_noise(after_one: Path) -> None:
     assert view.path.noise_energy(view.path.tip) == pytest.approx(view.path.nodes[edge].noise_std ** 2)
 
 
-def test_without_a_target_all_rounds_of_training_count(tmp_path: Path) -> None:
-    run = sifu.train(small_spec(), run=tmp_path / "run")
-    assert run.plan(["client-003"], method="scratch").rounds == 8
+def test_without_a_target_every_method_runs_max_rounds_so_auto_takes_an_exact_one(tmp_path: Path, cli: Command) -> None:
+    sifu.train(small_spec(), run=tmp_path / "run")
+    asked = ("--client", "client-003", "--max-rounds", "13", "--format", "json")
+    plan = json.loads(cli("plan", tmp_path / "run", *asked).out)
+    assert {way["rounds"] for way in plan["ways"] if way["allowed"]} == {plan["rounds"]} == {13}
+    assert plan["level"] == "exact"
+    reached = json.loads(cli("plan", tmp_path / "run", *asked, "--target", "0.01").out)
+    assert min(way["rounds"] for way in reached["ways"] if way["allowed"]) < 13, "control: a target ends training"
+    (outcome,) = json.loads(cli("forget", tmp_path / "run", *asked).out)["requests"]
+    assert outcome["rounds"] == 13
 
 
 def test_the_status_shows_budgets(trained: Path, after_one: Path) -> None:

@@ -24,7 +24,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.core.round import SystemNormals, add_noise
 from sifu.errors import NotCertifiableError
 from sifu.planning.plan import Plan, PlannedCharge
-from sifu.planning.rounds import FirstTraining
+from sifu.planning.rounds import FirstTraining, rounds_to_run
 from sifu.run.group_state import Merged
 from sifu.run.run_view import RunView
 from sifu.theory.calibration import hidden_sensitivity
@@ -177,6 +177,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
             "influenced the model it continues from: nothing was changed. Use more noise, or an earlier model"
         )
     first = FirstTraining.of(view, terms)
+    needed = first.rounds if depth is None else first.rounds_from(view, place, noise_std)
     node = None if depth is None else view.path.nodes[depth].node
     return Plan(
         terms=terms,
@@ -194,6 +195,6 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
         charges=charges,
         premises=premises,
         level=level_of(premises, exact=untouched, fresh=fresh),
-        rounds=first.rounds if depth is None else max(1, round(first.rounds_from(view, place, noise_std))),
+        rounds=rounds_to_run(terms.stop(view.spec.stop), needed),
         untouched=untouched,
     )

@@ -19,7 +19,7 @@ from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError
 from sifu.methods.base import Claim, Method, Start, plan_from
 from sifu.planning.plan import Plan
-from sifu.planning.rounds import FirstTraining
+from sifu.planning.rounds import FirstTraining, rounds_to_run
 from sifu.run import group_state
 from sifu.run.group_state import parts_without
 from sifu.run.run_view import RunView
@@ -42,10 +42,12 @@ class Groups(Method):
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """Plan the merge of the groups without a forgotten client, or a fresh model if there is no such group."""
         merged, hit = self._split(view, terms)
+        stop = terms.stop(view.spec.stop)
         after_merge = FirstTraining.of(view, terms).rounds - (view.spec.groups.rounds if merged else 0)
+        unknown = group_state.are_separate(view) and stop.target > 0
         return replace(
             plan_from(self, view, terms, 0 if merged else None),
-            rounds=None if group_state.are_separate(view) else max(1, after_merge),
+            rounds=None if unknown else rounds_to_run(stop, after_merge),
             notes=tuple(_notes(view, merged, hit)),
         )
 

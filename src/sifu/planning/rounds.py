@@ -5,8 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sifu.core.request_terms import RequestTerms
+from sifu.core.spec import StopSpec
 from sifu.run.run_view import ACTIVE, RunView
 from sifu.theory.automatic_noise import expected_rounds, noise_to_signal
+
+
+def rounds_to_run(stop: StopSpec, needed: float) -> int:
+    """Return the rounds that a request runs if its model needs `needed` rounds to recover.
+
+    >>> rounds_to_run(StopSpec(target=0.9, max_rounds=50), 9.6), rounds_to_run(StopSpec(target=0.0, max_rounds=50), 9.6)
+    (10, 50)
+    """
+    return min(max(1, stop.min_rounds, round(needed)), stop.max_rounds) if stop.target > 0 else stop.max_rounds
 
 
 @dataclass(frozen=True)
