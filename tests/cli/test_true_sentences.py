@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from run_tools import Command
+from run_tools import Command, query
 from sifu.store.files import certificate_path
 from sifu.store.keys import sign
 from sifu.store.reader import RunReader
@@ -65,7 +65,9 @@ def test_verify_names_the_requests_whose_models_were_erased(own_run: Path, cli: 
     answer = cli("verify", own_run)
     rest = {"to-the-middle", "from-scratch", "both-together", "strictly"}
     assert answer.code == 0
-    assert set(cli("verify", own_run, "--format", "json").json["on_record"]) == set(on_record(own_run)) == rest
+    verified = cli("verify", own_run, "--format", "json").json
+    named = {request["request"]: request["recomputed"] for request in verified["requests"]}
+    assert {request for request, recomputed in named.items() if not recomputed} == set(on_record(own_run)) == rest
     assert all(request in answer.out for request in rest)
 
 
@@ -75,7 +77,28 @@ def test_verify_recomputes_a_request_with_its_models(cli: Command, tmp_path: Pat
     assert cli("train", spec, "--run", run).code == 0
     for client, rest in (("client-001", []), ("client-002", ["r1"])):
         assert cli("forget", run, "--clients", client).code == 0
-        assert cli("verify", run, "--format", "json").json["on_record"] == on_record(run) == rest
+        requests = cli("verify", run, "--format", "json").json["requests"]
+        assert [line["request"] for line in requests if not line["recomputed"]] == on_record(run) == rest
+
+
+def test_verify_says_what_it_covers_and_nothing_that_the_run_lacks(own_trained: Path, cli: Command) -> None:
+    assert cli("forget", own_trained, "--clients", "client-001").code == 0
+    certificate = certificate_path(own_trained, "r1", "public")
+    assert cli("request", own_trained, "--clients", "client-002", "--id", "later").code == 0
+    answer = cli("verify", own_trained, "--head", certificate)
+    values = cli("verify", own_trained, "--head", certificate, "--format", "json").json
+    rows = query(own_trained, "SELECT seq, time FROM events ORDER BY seq DESC LIMIT 1")
+    assert [(values["events"], values["last_event"])] == rows
+    signed = json.loads(certificate.read_text())["body"]["ledger"]["seq"]
+    assert values["heads"] == {str(certificate): signed}
+    assert signed < values["events"]
+    assert [line["request"] for line in values["requests"]] == ["r1"]
+    for figure in (values["events"], values["last_event"], signed):
+        assert str(figure) in answer.out
+    assert "approvals" not in answer.out
+    assert "groups" not in answer.out
+    (conclusion,) = [line for line in answer.out.splitlines() if line.startswith("Verified")]
+    assert answer.out.splitlines()[-1] == conclusion
 
 
 def test_the_other_verifier_asks_for_the_key(own_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
-
-from rich.markup import escape
 
 import sifu
 from sifu.cli.options import (
@@ -16,11 +13,8 @@ from sifu.cli.options import (
     collect_run,
     option,
 )
-from sifu.cli.output import Answer, out
+from sifu.cli.output import Answer
 from sifu.errors import InputError, VerificationError
-
-SHORT_NOTES = 3
-"""Maximum number of notes shown without --all."""
 
 
 def verify(
@@ -55,44 +49,14 @@ def verify(
         result = sifu.verify_run(target, public_key, heads or ())
     else:
         result = sifu.verify_certificate(target, public_key)
-    names = (
-        "subject",
-        "holds",
-        "public_key",
-        "checked",
-        "on_record",
-        "notes",
-        "leftovers",
-        "problems",
-    )
-    values = asdict(result) | {"holds": result.holds}
+    lines = result.lines(everything)
+    if public_key is None and not of_run:
+        lines.insert(-1, "Compare this key with the one the operator published, or give it with --public-key.")
 
-    def show() -> None:
-        if not result.holds:
-            problems = f"{len(result.problems)} problem(s):\n  " + "\n  ".join(result.problems)
-            raise VerificationError(f"{result.subject} does not verify, {problems}")
-        verdict, what = "Consistent", "the signature holds, its figures agree"
-        if of_run:
-            verdict, what = "Verified", f"{', '.join(result.checked)} all recompute"
-        out.print(f"[bold green]{verdict}[/] {escape(result.subject)}: {what}.")
-        out.print(f"Signed with the key {result.public_key}.")
-        if public_key is None and not of_run:
-            out.print("Compare this key with the one the operator published, or give it with --public-key.")
-        if result.on_record:
-            out.print(
-                f"Models of requests {', '.join(result.on_record)} were erased since: their certificates rest on the "
-                "signed record, and only an earlier verification has recomputed them.",
-                markup=False,
-            )
-        few = result.notes if everything else result.notes[:SHORT_NOTES]
-        for note in few:
-            out.print(f"Note: {note}.", markup=False)
-        if len(result.notes) > len(few):
-            out.print(f"{len(result.notes) - len(few)} more notes with --all.")
-        if not of_run:
-            out.print("The run behind it was not checked: the operator can do that with sifu verify DIR.")
+    def fail() -> None:
+        raise VerificationError("\n  ".join(lines))
 
-    return Answer({name: values[name] for name in (*names, "problems")}, show, code=0 if result.holds else 3)
+    return Answer(result.to_mapping, *(lines if result.holds else [fail]), code=0 if result.holds else 3)
 
 
 def audit(

@@ -93,7 +93,7 @@ class Jobs:
         with self._lock:
             self._jobs[job.id] = ended
             if job.kind == "verify" and "holds" in answer:
-                lists = {name: answer.get(name, []) for name in ("checked", "notes", "problems")}
+                lists = {name: answer.get(name, []) for name in ("notes", "problems")}
                 verification = {"time": utc_now(), "holds": answer["holds"] is True} | lists
                 verification["problems"] = lists["problems"][:50]
                 content = self.verifications() | {job.run: verification}

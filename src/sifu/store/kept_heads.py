@@ -213,6 +213,12 @@ def check_given_heads(reader: RunReader, files: Iterable[Path]) -> Iterator[str]
                 yield f"witness: {path} is not a certificate that this run recorded"
 
 
+def covered_by(reader: RunReader, path: Path) -> int:
+    """Return the last event of the run whose head is in a file, or 0 if the file covers none."""
+    hashes = reader.hashes()
+    return max((head.seq for head in read_witness(path) if hashes.get(head.seq) == head.head), default=0)
+
+
 def _two_heads(seq: int, head: str, path: Path, other: str, where: Path) -> str:
     return (
         f"fork: the operator signed two heads for event {seq}, {head[:16]}... ({path}) and {other[:16]}... ({where}): "

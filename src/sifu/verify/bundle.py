@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,24 +88,20 @@ def verify_certificate(path: str | Path, public_key: str | None = None) -> Verif
         raise InputError(f"{path} is not a sifu certificate: it is not JSON ({error})"[:200]) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         return verify_content(path, text, public_key)
-    result = Verification(str(path), checked=["chain"])
+    problems: list[str] = []
     try:
         certificate = content["certificate"]
         named = [str(content["keys"][0]), *(str(change["new"]) for change in content["keys"][1:])]
-        result.problems.extend(_check_chain(content, certificate["body"], named))
+        problems.extend(_check_chain(content, certificate["body"], named))
         if public_key is not None and public_key.lower() not in named:
-            result.problems.append("keys: the published key is not one of the operator's keys in this bundle")
+            problems.append("keys: the published key is not one of the operator's keys in this bundle")
         if certificate["public_key"] not in named:
-            result.problems.append("keys: the certificate names another key than the events")
+            problems.append("keys: the certificate names another key than the events")
         alone = verify_content(path, json.dumps(certificate).encode(), None)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        result.problems.append(f"bundle: it cannot be read ({type(error).__name__}: {error})"[:200])
-        return result
-    result.public_key, result.content = named[-1], alone.content
-    result.problems.extend(alone.problems)
-    result.notes.extend(alone.notes)
-    result.checked.extend(alone.checked)
-    return result
+        problems.append(f"bundle: it cannot be read ({type(error).__name__}: {error})"[:200])
+        return Verification(str(path), problems=problems)
+    return replace(alone, public_key=named[-1], problems=[*problems, *alone.problems])
 
 
 def _check_chain(content: Mapping[str, Any], body: Mapping[str, Any], named: list[str]) -> Iterator[str]:

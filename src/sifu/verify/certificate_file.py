@@ -46,12 +46,11 @@ def verify_content(path: Path, text: bytes, public_key: str | None = None) -> Ve
     """Verify the content of a certificate without its run.
 
     Returns:
-        The checks performed, with problems and notes.
+        The problems and notes.
 
     Raises:
         InputError: If the file is not a sifu certificate.
     """
-    result = Verification(str(path))
     try:
         content = read_json(text, _each_once)
         body = content["body"]
@@ -62,16 +61,13 @@ def verify_content(path: Path, text: bytes, public_key: str | None = None) -> Ve
         ) from error
     if kind != CERTIFICATE:
         raise InputError(f"{path} has the format {str(kind)[:40]!r}: {OTHER_FORMAT}")
-    result.content = content
-    result.public_key = str(content.get("public_key", ""))
+    result = Verification(str(path), str(content.get("public_key", "")), content=content)
     if not signature_holds(content, None if public_key is None else public_key.lower()):
         result.problems.append("signature: it does not hold over the certificate's content (or is of another key)")
-    result.checked.append("signature")
     try:
         result.problems.extend(_check_body(body, result.public_key))
     except Exception as error:  # an untrusted file may be malformed in any way
         result.problems.append(f"content: cannot be recomputed: {type(error).__name__}: {error}")
-    result.checked.append("content")
     return result
 
 

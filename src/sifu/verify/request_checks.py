@@ -58,17 +58,6 @@ def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, conte
         yield f"auto took {request.method} for its level {stated}, recomputed {level}"
 
 
-def on_record(reader: RunReader) -> list[str]:
-    """Return the finished requests of which a model was erased: only the signed record supports their certificates."""
-    stored = reader.models().keys()
-    done = [row for row in reader.requests() if row.status == "done"]
-    return [
-        row.request
-        for row in done
-        if not {row.noise_node, row.final_node, row.source_node if row.noise_std else row.noise_node} <= stored
-    ]
-
-
 def check_requests(reader: RunReader) -> Iterator[str]:
     """Yield the problems of each request: its node, noise, charges, level and certificate are recomputed from scalars.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from sifu.requests.what_remains import copy_notes
 from sifu.store import checkpoints, keys
 from sifu.store.events_check import check_events, check_recorded_nodes
 from sifu.store.files import is_locked, strange_files
-from sifu.store.kept_heads import check_given_heads, contradictions, kept_checkpoints
+from sifu.store.kept_heads import check_given_heads, contradictions, covered_by, kept_checkpoints
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_database, check_ledger, check_tables
 from sifu.store.seen_heads import head_problem, remember_head
@@ -31,25 +31,48 @@ from sifu.verify.lifecycle_checks import (
     event_notes,
 )
 from sifu.verify.release_checks import check_releases, trusted_notes
-from sifu.verify.request_checks import check_requests, on_record
+from sifu.verify.request_checks import check_requests
 from sifu.verify.stored_models import check_models, check_moved
 
+SHORT_NOTES = 3
+"""Maximum number of notes shown without --all."""
 
-@dataclass
+
+@dataclass(frozen=True)
+class CheckedRequest:
+    """A finished request; `recomputed` is False if a model of it was erased, so that it rests on the signed record."""
+
+    request: str
+    recomputed: bool
+
+
+@dataclass(frozen=True)
 class Verification:
-    """Result of a verification; without `problems`, every claim that can be recomputed holds."""
+    """Result of a verification; without `problems`, every claim that can be recomputed holds.
+
+    Attributes:
+        subject: The run folder or the file that was verified.
+        public_key: The operator's public key, as the subject names it.
+        events: Number of events of the run.
+        last_event: Time of the last event.
+        requests: The finished requests of the run.
+        heads: Last event of the run that each given file of heads covers.
+        notes: Findings that are no faults.
+        leftovers: Files left by an interrupted change; no claim depends on them, and the next writer deletes them.
+        problems: Claims that do not hold.
+        content: Parsed content of a certificate, or an empty dict for a run.
+    """
 
     subject: str
     public_key: str = ""
-    checked: list[str] = field(default_factory=list)
+    events: int = 0
+    last_event: str = ""
+    requests: tuple[CheckedRequest, ...] = ()
+    heads: Mapping[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    on_record: list[str] = field(default_factory=list)
-    """Requests of which a model was erased, so that their certificates rest on the signed record."""
     leftovers: list[Leftover] = field(default_factory=list)
-    """Files left by an interrupted change; no claim depends on them, and the next writer deletes them."""
+    problems: list[str] = field(default_factory=list)
     content: dict[str, Any] = field(default_factory=dict, repr=False)
-    """Parsed content of a verified certificate, or an empty dict for a run."""
 
     @property
     def holds(self) -> bool:
@@ -58,6 +81,32 @@ class Verification:
 
     def __bool__(self) -> bool:
         return self.holds
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the result as plain values, ready for JSON."""
+        values = asdict(self) | {"holds": self.holds}
+        del values["content"]
+        return values
+
+    def lines(self, everything: bool = False) -> list[str]:
+        """Return the findings, what was recomputed, and the conclusion; `everything` includes all notes."""
+        if not self.holds:
+            return [f"{self.subject} does not verify, {len(self.problems)} problem(s):", *self.problems]
+        few = self.notes if everything else self.notes[:SHORT_NOTES]
+        lines = [f"Note: {note}." for note in few]
+        if len(self.notes) > len(few):
+            lines.append(f"{len(self.notes) - len(few)} more notes with --all.")
+        if not self.events:
+            lines.append(f"Signed with the key {self.public_key}.")
+            conclusion = "the signature holds and its figures agree; the run behind it was not checked"
+            return [*lines, f"Consistent {self.subject}: {conclusion}."]
+        on_record = "Rest on the signed record, because a model was erased since"
+        for basis, recomputed in (("Recomputed", True), (on_record, False)):
+            named = [request.request for request in self.requests if request.recomputed == recomputed]
+            lines += [f"{basis}: {', '.join(named)}."] if named else []
+        lines += [f"{file} covers the first {event} of {self.events} events." for file, event in self.heads.items()]
+        lines.append(f"{self.events} events until {self.last_event}, signed with the key {self.public_key}.")
+        return [*lines, f"Verified {self.subject}: its claims follow from its record."]
 
 
 def verify_run(
@@ -75,25 +124,22 @@ def verify_run(
         heads: Files of signed heads that others kept, or certificates; a rewritten chain does not contain them.
 
     Returns:
-        The checks performed, with problems and notes.
+        The problems, the notes, and what they are about.
 
     Raises:
         InputError: If an argument is invalid or the folder is not a run.
         RunDamagedError: If the database is missing or unreadable.
     """
-    folder = Path(folder)
+    folder, given = Path(folder), [Path(path) for path in heads]
     check_public_key(public_key)
-    result = Verification(str(folder))
-    if folder.is_dir():
-        result.problems.extend(f"folder: {problem}" for problem in strange_files(folder))
-    if result.problems:  # reading such files could block, or follow a link out of the folder
-        result.checked.append("folder")
-        return result
+    problems = [f"folder: {problem}" for problem in strange_files(folder)] if folder.is_dir() else []
+    if problems:  # reading such files could block, or follow a link out of the folder
+        return Verification(str(folder), problems=problems)
     kept = kept_checkpoints()  # read before the run, so that no checkpoint is newer
     with RunReader(folder) as reader, reader.snapshot():
+        result = Verification(str(folder), reader.value("public_key", ""), problems=problems)
         if is_locked(folder):
             result.notes.append("the run is in use: files that its writer is changing were not checked")
-        result.public_key = reader.value("public_key", "")
         for name, check in (
             ("database", check_database),
             ("ledger", check_ledger),
@@ -122,48 +168,59 @@ def verify_run(
             ("purges", check_purges),
             ("restored", check_restored),
         ):
-            before = len(result.problems)
+            before = len(problems)
             try:
-                result.problems.extend(check(reader))
+                problems.extend(check(reader))
             except Exception as error:  # tampered data can make any check raise; report it as a problem
-                result.problems.append(f"{name}: cannot be recomputed: {type(error).__name__}: {error}")
-            if name not in result.checked:
-                result.checked.append(name)
-            if len(result.problems) > before and (name in ("database", "ledger") or check is check_clients):
+                problems.append(f"{name}: cannot be recomputed: {type(error).__name__}: {error}")
+            if len(problems) > before and (name in ("database", "ledger") or check is check_clients):
                 break  # later checks would repeat the problem, or trust forged values such as 10^9 steps
         try:
-            result.problems.extend(contradictions(reader, kept))
-            _check_against_outside(reader, result, public_key, [Path(path) for path in heads])
-            result.checked += ["heads"] if kept or heads else []
+            problems.extend(contradictions(reader, kept))
+            problems.extend(_check_against_outside(reader, public_key, given))
+            if result.holds:
+                remember_head(reader)
+            for notes_of in (
+                checkpoints.unsigned_notes,
+                event_notes,
+                unwritten_notes,
+                client_checks.lost_salt_notes,
+                copy_notes,
+                trusted_notes,
+            ):
+                result.notes.extend(notes_of(reader))
+            last = reader.events()[-1]
+            covered = {str(path): covered_by(reader, path) for path in given}
+            requests = _checked_requests(reader)
+            return replace(result, events=last.seq, last_event=last.time, requests=requests, heads=covered)
         except InputError:
             raise
         except Exception as error:
-            result.problems.append(f"ledger: cannot be read: {type(error).__name__}: {error}")
+            problems.append(f"ledger: cannot be read: {type(error).__name__}: {error}")
     return result
 
 
-def _check_against_outside(reader: RunReader, result: Verification, public_key: str | None, heads: list[Path]) -> None:
-    """Compare the run with the operator's key and with heads; add problems and notes to `result`."""
-    named = [key for _, key in keys.keys_of(reader)]
+def _check_against_outside(reader: RunReader, public_key: str | None, heads: list[Path]) -> Iterator[str]:
+    """Yield a problem if the run contradicts what this user saw, the operator's key, or heads kept elsewhere."""
     changed = head_problem(reader)
     if changed:
-        result.problems.append(changed)
-    if public_key is not None and public_key.lower() not in named:
-        result.problems.append("key: the run was signed with another key than the one given")
-    result.problems.extend(check_given_heads(reader, heads))
-    if result.holds:
-        remember_head(reader)
-    result.on_record = on_record(reader)
-    of_events, of_salts = event_notes, client_checks.lost_salt_notes
-    for notes in (
-        checkpoints.unsigned_notes,
-        of_events,
-        unwritten_notes,
-        of_salts,
-        copy_notes,
-        trusted_notes,
-    ):
-        result.notes.extend(notes(reader))
+        yield changed
+    if public_key is not None and public_key.lower() not in [key for _, key in keys.keys_of(reader)]:
+        yield "key: the run was signed with another key than the one given"
+    yield from check_given_heads(reader, heads)
+
+
+def _checked_requests(reader: RunReader) -> tuple[CheckedRequest, ...]:
+    """Return the finished requests; one of which a model was erased rests on the signed record."""
+    stored = reader.models().keys()
+    return tuple(
+        CheckedRequest(
+            row.request,
+            {row.noise_node, row.final_node, row.source_node if row.noise_std else row.noise_node} <= stored,
+        )
+        for row in reader.requests()
+        if row.status == "done"
+    )
 
 
 def _check_files_of_no_row(reader: RunReader, result: Verification) -> Iterator[str]:
