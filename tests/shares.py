@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import signal
 import time
@@ -76,10 +77,11 @@ def options(description: str | None) -> argparse.Namespace:
 
 
 def work_off(shares: Sequence[Share], parent: Path, chosen: argparse.Namespace) -> list[Line]:
-    """Run the shares missing in the log, as long as time permits; return every line of the log."""
+    """Run the shares missing in the log in a random order, as time permits; return every line of the log."""
     lines = [json.loads(text) for text in chosen.log.read_text().splitlines()] if chosen.log.exists() else []
     done = {(line["matrix"], line["share"]) for line in lines}
     waiting = [share for share in shares if (share.matrix, share.number) not in done]
+    random.Random(1).shuffle(waiting)
     running: list[_Process] = []
     began = time.monotonic()
     try:

@@ -427,6 +427,7 @@ def main() -> int:
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    os.environ["SIFU_HEADS"] = os.devnull  # copies of a run may continue
     with tempfile.TemporaryDirectory() as parent:
         run = Path(parent) / "run"
         build_run_with_requests(run)

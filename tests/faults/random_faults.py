@@ -332,7 +332,7 @@ def main() -> int:
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="sifu-faults-") as parent:
-        lines = work_off(sorted(shares, key=lambda share: share.number), Path(parent), chosen)
+        lines = work_off(shares, Path(parent), chosen)
     tried, words = Counter[str](), Counter[str]()
     for line in lines:
         tried.update(line.get("tried", {}))

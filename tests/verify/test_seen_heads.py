@@ -68,7 +68,13 @@ def cut_off(folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("change", [with_another_key, with_another_id, rewritten, cut_off])
+def without_hashes(folder: Path) -> None:
+    nullable = "UPDATE sqlite_master SET sql = replace(sql, 'BLOB NOT NULL', 'BLOB') WHERE name = 'events'"
+    execute(folder, "PRAGMA writable_schema = ON", nullable)
+    execute(folder, "UPDATE events SET hash = NULL")
+
+
+@pytest.mark.parametrize("change", [with_another_key, with_another_id, rewritten, cut_off, without_hashes])
 def test_a_changed_run_stops_every_command(
     used: Path, heads: Path, change: Callable[[Path], None], cli: Command
 ) -> None:

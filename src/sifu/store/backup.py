@@ -80,6 +80,7 @@ def write_backup(reader: RunReader, target: Path) -> None:
                 archive.writestr(MANIFEST, canonical_json(content))
             with temporary.open("rb") as stream:
                 os.fsync(stream.fileno())
+            copied.unlink()  # a kill after the next line leaves no copy of the database
             os.replace(temporary, target)
             sync_folder(target.parent)
         except sqlite3.OperationalError as error:

@@ -159,7 +159,7 @@ def unsigned_notes(reader: RunReader) -> Iterator[str]:
 def latest_checkpoint(reader: RunReader) -> Checkpoint | None:
     """Return the checkpoint of the last signed event, or None."""
     rows = reader.query(
-        "SELECT seq, time, hash, signature FROM events WHERE signature IS NOT NULL ORDER BY seq DESC LIMIT 1"
+        "SELECT seq, time, hex(hash), signature FROM events WHERE signature IS NOT NULL ORDER BY seq DESC LIMIT 1"
     )
     if not rows:
         return None
@@ -167,4 +167,4 @@ def latest_checkpoint(reader: RunReader) -> Checkpoint | None:
     # The event of a rotation is signed with the old key, which it names.
     old = reader.query("SELECT payload FROM events WHERE seq = ? AND kind = ?", (seq, ROTATED))
     key = str(read_json(old[0][0])["old_key"]) if old else reader.value("public_key")
-    return Checkpoint(reader.value("run"), int(seq), bytes(digest).hex(), str(time), key, bytes(signature).hex())
+    return Checkpoint(reader.value("run"), int(seq), str(digest).lower(), str(time), key, bytes(signature).hex())

@@ -193,12 +193,12 @@ class RunReader(HistoryReader):
 
     def last_event(self) -> tuple[int, str]:
         """Return the number and hash of the last event."""
-        seq, digest = self.query("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1")[0]
-        return int(seq), bytes(digest).hex()
+        seq, digest = self.query("SELECT seq, lower(hex(hash)) FROM events ORDER BY seq DESC LIMIT 1")[0]
+        return int(seq), str(digest)
 
     def hashes(self) -> dict[int, str]:
         """Return the hash of each event, by its number."""
-        return {int(seq): bytes(digest).hex() for seq, digest in self.query("SELECT seq, hash FROM events")}
+        return dict(self.query("SELECT seq, lower(hex(hash)) FROM events"))
 
     def subjects(self) -> list[SubjectRow]:
         """Return all subjects forgotten so far, in order."""

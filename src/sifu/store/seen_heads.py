@@ -132,8 +132,8 @@ def _contradiction(reader: RunReader, head: SeenHead, *, older: bool = False) ->
             f"{known} with the key {head.key}, and is now signed with {reader.value('public_key')}, for which that key "
             f"did not sign: its history was rewritten, or an older state was restored. {way_out}"
         )
-    rows = reader.query("SELECT hash FROM events WHERE seq = ?", (head.seq,))
-    if rows and bytes(rows[0][0]).hex() != head.hash:
+    rows = reader.query("SELECT lower(hex(hash)) FROM events WHERE seq = ?", (head.seq,))
+    if rows and rows[0][0] != head.hash:
         return f"{known} with another event {head.seq}: the history was rewritten, or continued elsewhere. {way_out}"
     if not rows and not older:
         return (
