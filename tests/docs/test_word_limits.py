@@ -26,7 +26,7 @@ LIMITS = {
     "docs/performance.md": 1200,
     "docs/related-work.md": 900,
     "docs/release-noise.md": 900,
-    "docs/reliability.md": 780,
+    "docs/reliability.md": 590,
     "docs/security.md": 1400,
     "docs/your-csv.md": 1100,
 }
