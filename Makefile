@@ -20,12 +20,12 @@ $(VENV)/.runtime: pyproject.toml $(LOCK) | $(BIN)/python
 	$(INSTALL) -e ".[train,report]"
 	touch $@
 
-$(VENV)/.dev: pyproject.toml verifier/pyproject.toml $(LOCK) | $(BIN)/python
-	$(INSTALL) -e ".[dev]" -e verifier
+$(VENV)/.dev: pyproject.toml console/pyproject.toml verifier/pyproject.toml $(LOCK) | $(BIN)/python
+	$(INSTALL) -e ".[dev]" -e verifier -e console
 	touch $(VENV)/.runtime $@
 
 $(VENV)/.flower: pyproject.toml $(LOCK) | $(BIN)/python
-	$(INSTALL) -e ".[dev,flower]" -e paper -e verifier
+	$(INSTALL) -e ".[dev,flower]" -e paper -e verifier -e console
 	touch $(VENV)/.runtime $(VENV)/.dev $@
 
 $(VENV)/.paper: pyproject.toml paper/pyproject.toml $(LOCK) | $(BIN)/python
@@ -33,11 +33,11 @@ $(VENV)/.paper: pyproject.toml paper/pyproject.toml $(LOCK) | $(BIN)/python
 	touch $(VENV)/.runtime $@
 
 $(VENV)/.kernels: pyproject.toml kernels/pyproject.toml verifier/pyproject.toml $(LOCK) | $(BIN)/python
-	$(INSTALL) -e ".[dev]" -e verifier -e kernels
+	$(INSTALL) -e ".[dev]" -e verifier -e console -e kernels
 	touch $(VENV)/.runtime $(VENV)/.dev $@
 
 $(VENV)/.docs: pyproject.toml $(LOCK) | $(BIN)/python
-	$(INSTALL) -e ".[dev,docs]" -e verifier
+	$(INSTALL) -e ".[dev,docs]" -e verifier -e console
 	touch $(VENV)/.runtime $(VENV)/.dev $@
 
 demo: $(VENV)/.runtime   ## a demonstration on embedded data, in less than a minute
@@ -96,22 +96,23 @@ docs: $(VENV)/.docs      ## the site with the API reference, in build/site; a wa
 # `make lock UPGRADE=--upgrade` resolves the newest. The public index is named, so that no other index appears in the files.
 UPGRADE ?=
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11.5 --default-index https://pypi.org/simple $(UPGRADE)
-CONSOLE := $(addprefix --extra ,console onnx parquet)
-USERS := $(CONSOLE) $(addprefix --extra ,flower pretrained report train transformers)
-HASHED := --generate-hashes --no-emit-package torch --config-file requirements/cpu-torch.toml --constraint constraints.txt
+CONSOLE := $(addprefix --extra ,onnx parquet report train)
+USERS := $(CONSOLE) $(addprefix --extra ,flower pretrained transformers)
+HASHED := --generate-hashes --no-emit-package torch --no-emit-package sifu-unlearning --config-file requirements/cpu-torch.toml --constraint constraints.txt
 lock: | $(BIN)/python    ## write constraints.txt (every extra) and requirements/*.txt (hashed, for users) from pyproject.toml
 	$(BIN)/pip install --quiet "uv>=0.12"
-	$(COMPILE) --all-extras --no-emit-package sifu-unlearning --custom-compile-command "make lock" --output-file constraints.txt pyproject.toml paper/pyproject.toml verifier/pyproject.toml kernels/pyproject.toml
-	$(COMPILE) $(HASHED) $(CONSOLE) --custom-compile-command "make lock" --output-file requirements/console.txt pyproject.toml
-	$(COMPILE) $(HASHED) $(USERS) --custom-compile-command "make lock" --output-file requirements/all.txt pyproject.toml
+	$(COMPILE) --all-extras --no-emit-package sifu-unlearning --custom-compile-command "make lock" --output-file constraints.txt pyproject.toml paper/pyproject.toml verifier/pyproject.toml kernels/pyproject.toml console/pyproject.toml
+	$(COMPILE) $(HASHED) $(CONSOLE) --custom-compile-command "make lock" --output-file requirements/console.txt pyproject.toml console/pyproject.toml
+	$(COMPILE) $(HASHED) $(USERS) --custom-compile-command "make lock" --output-file requirements/all.txt pyproject.toml console/pyproject.toml
 
-wheel: $(VENV)/.dev      ## sdists and wheels of the library and of the verifier in dist, each wheel built from its sdist
+wheel: $(VENV)/.dev      ## sdists and wheels of the library, the console and the verifier in dist, each wheel built from its sdist
 	$(BIN)/python -m build --no-isolation --outdir dist
 	$(BIN)/python -m build --no-isolation --outdir dist verifier
+	$(BIN)/python -m build --no-isolation --outdir dist console
 
 bench: $(VENV)/.paper  ## sifu and its peers on the same work (with pip, about half an hour); SIFU_DATA names a folder of real data
 	$(BIN)/python benchmarks/compare.py --install
 	$(BIN)/python benchmarks/compare.py --report
 
 clean:
-	rm -rf $(VENV) .bench build dist *.egg-info src/*.egg-info paper/src/*.egg-info kernels/src/*.egg-info verifier/src/*.egg-info verifier/build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .bench build dist *.egg-info src/*.egg-info paper/src/*.egg-info kernels/src/*.egg-info console/src/*.egg-info verifier/src/*.egg-info verifier/build console/build .pytest_cache .mypy_cache .ruff_cache .hypothesis

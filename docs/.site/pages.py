@@ -16,6 +16,7 @@ ELSEWHERE = {
     ROOT / "CONTRIBUTING.md": "contributing.md",
     ROOT / "CHANGELOG.md": "changelog.md",
     ROOT / "SECURITY.md": "security-policy.md",
+    ROOT / "console" / "README.md": "console.md",
     ROOT / "verifier" / "README.md": "verifier.md",
 } | {
     path: f"results/{path.relative_to(RESULTS).as_posix()}"
@@ -26,7 +27,7 @@ ELSEWHERE = {
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the README, CONTRIBUTING, CHANGELOG, SECURITY, the verifier's README and the results to the site."""
+    """Add the pages above `docs`, the READMEs of console and verifier, and the results to the site."""
     for path, uri in ELSEWHERE.items():
         files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files

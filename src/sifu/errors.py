@@ -85,7 +85,6 @@ EXTRAS = {
     "torch": "train",
     "matplotlib": "report",
     "flwr": "flower",
-    **dict.fromkeys(("starlette", "uvicorn", "authlib", "joserfc", "httpx"), "console"),
 }
 """Packages that only an extra installs, with the name of that extra."""
 

@@ -79,18 +79,6 @@ def test_a_memory_that_ends_in_a_line_nested_too_deeply(own_trained: Path, heads
     assert [json.loads(line)["folder"] for line in heads.read_text().splitlines()] == [str(own_trained)]
 
 
-@pytest.mark.parametrize("content", [DEEP, "[[1]]", "7"])
-def test_a_console_starts_beside_records_that_cannot_be_read(tmp_path: Path, content: str) -> None:
-    pytest.importorskip("starlette", reason="the console needs the extra console")
-    from sifu.console.service import ConsoleService
-
-    state = tmp_path / ".sifu-console"
-    state.mkdir()
-    (state / "verifications.json").write_text(content)
-    service = ConsoleService([tmp_path], state)
-    assert service.jobs.verifications() == {}
-
-
 @pytest.mark.parametrize(
     "networks",
     [7, "x", [], [1], {}, {"sha256": 1}, {"sha256": "a" * 64},
@@ -105,17 +93,6 @@ def test_malformed_networks_of_a_description(own_trained: Path, tmp_path: Path, 
     described.write_text(json.dumps(content))
     (tmp_path / "rows.npz").write_bytes(b"")
     check(cli("predict", model, tmp_path / "rows.npz"), 2)
-
-
-@pytest.mark.parametrize(
-    "content", ["[" * 200_000, '{"tokens": ' + "[" * 200_000, '{"tokens": [{"roles": [], "id": 7}]}']
-)
-def test_tokens_that_are_no_tokens(tmp_path: Path, cli: Command, content: str) -> None:
-    state = tmp_path / ".sifu-console"
-    state.mkdir()
-    (state / "tokens.json").write_text(content)
-    check(cli("token", "list", tmp_path), 5)
-    check(cli("token", "create", tmp_path, "--name", "ann", "--role", "auditor"), 5)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENAMETOOLONG])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMED = re.compile(
-    r"(?<![\w/.-])((?:benchmarks|tests|src|examples|paper|docs|\.ci)/[\w./-]+\.(?:py|csv|md|json|toml|png|svg|ipynb))"
+    r"(?<![\w/.-])((?:benchmarks|console|tests|src|examples|paper|docs|\.ci)/[\w./-]+\.(?:py|csv|md|json|toml|png|svg|ipynb))"
 )
 
 
@@ -24,8 +24,10 @@ def test_every_named_file_exists() -> None:
         *ROOT.glob("*.md"),
         *(ROOT / "docs").glob("*.md"),
         ROOT / "Makefile",
+        ROOT / "console" / "README.md",
         ROOT / "paper" / "README.md",
         *ROOT.glob("src/**/*.py"),
+        *ROOT.glob("console/src/**/*.py"),
     ]
     missing = {
         f"{document.relative_to(ROOT)}: {name}"
@@ -46,7 +48,8 @@ def test_every_row_of_the_threat_model_names_a_test_that_exists() -> None:
     assert len(named) <= 25
     for name in named:
         file, _, function = name.partition("::")
-        assert f"\ndef {function}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), name
+        path = ROOT / file if file.startswith("console/") else ROOT / "tests" / file
+        assert f"\ndef {function}(" in path.read_text(encoding="utf-8"), name
 
 
 def test_control_a_row_without_a_test_is_noticed() -> None:

@@ -17,7 +17,7 @@ LIMITS = {
     "paper/results/README.md": 1250,
     "docs/audit.md": 1250,
     "docs/closed-form.md": 2900,
-    "docs/console.md": 1400,
+    "console/README.md": 1400,
     "docs/dpo.md": 1250,
     "docs/flower.md": 2750,
     "docs/guide.md": 2500,
@@ -47,7 +47,9 @@ def test_a_document_is_no_longer_than_its_reader_needs(name: str) -> None:
 
 
 def test_every_document_has_a_limit() -> None:
-    names = {path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]}
+    names = {path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]} | {
+        "console/README.md"
+    }
     assert names - REFERENCES == {name for name in LIMITS if not name.startswith("paper/")}
 
 

@@ -18,11 +18,11 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "constraints.txt"
-PROJECTS = tuple(f"{folder}pyproject.toml" for folder in ("", "kernels/", "paper/", "verifier/"))
-HASHED = {"console": {"console", "onnx", "parquet"}, "all": None}
-"""Hashed files and their extras; None means all extras for users."""
+PROJECTS = tuple(f"{folder}pyproject.toml" for folder in ("", "console/", "kernels/", "paper/", "verifier/"))
+HASHED = {"console": {"onnx", "parquet", "report", "train"}, "all": None}
+"""Hashed files of the console, and the library's extras in them; None means all extras for users."""
 DEVELOPERS = {"dev", "docs"}
-NOT_HASHED = {"torch"}
+NOT_HASHED = {"torch", "sifu-unlearning"}
 """Packages without hashes: torch's CPU builds differ from the files on the package index."""
 MACHINES = ("x86_64", "aarch64")
 
@@ -32,8 +32,8 @@ def project_of(path: str) -> dict[str, object]:
 
 
 def wanted(extras: set[str] | None = None) -> Iterator[Requirement]:
-    """Yield the requirements of the library with some extras, or of all projects here with all extras."""
-    for path in PROJECTS if extras is None else PROJECTS[:1]:
+    """Yield the requirements of library and console with some extras, or of all projects here with all extras."""
+    for path in PROJECTS if extras is None else PROJECTS[:2]:
         project = project_of(path)
         yield from map(Requirement, project["dependencies"])  # type: ignore[arg-type]
         for name, group in project.get("optional-dependencies", {}).items():  # type: ignore[attr-defined]

@@ -66,7 +66,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build with `make wheel` in a copy, so that the checkout stays unchanged; return its `dist` folder."""
     copy = tmp_path_factory.mktemp("release") / "checkout"
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    shutil.copytree(ROOT / "verifier", copy / "verifier", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("console", "verifier"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in (
         "Makefile",
         "MANIFEST.in",

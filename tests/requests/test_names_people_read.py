@@ -85,8 +85,8 @@ def test_the_console_says_plain_names(run: sifu.Run) -> None:
     pytest.importorskip("starlette.testclient", reason="the console needs the extra console and httpx")
     from starlette.testclient import TestClient
 
-    from sifu.console.app import Settings, make_app
-    from sifu.console.tokens import TokenFile, state_folder
+    from sifu_console.app import Settings, make_app
+    from sifu_console.tokens import TokenFile, state_folder
 
     folder = run.folder.parent
     _, secret = TokenFile(state_folder(folder)).create("otto", ["operator"])

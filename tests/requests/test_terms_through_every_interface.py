@@ -10,12 +10,13 @@ import pytest
 import typer
 
 import sifu
+import sifu_console
 from run_tools import query
 from sifu.choices import terms_on_offer
 from sifu.cli.main import app
-from sifu.console.asking import terms_given
-from sifu.console.json_api import openapi_document
 from sifu.core.request_terms import TERMS, RequestTerms
+from sifu_console.asking import terms_given
+from sifu_console.json_api import openapi_document
 
 TERMS_GIVEN: dict[str, Any] = {
     "epsilon": 7.5, "delta": 0.003, "sigma": 0.25,
@@ -56,7 +57,7 @@ def test_the_api_describes_every_term_and_reads_it() -> None:
 def test_the_form_shows_every_term_and_texts_are_read_as_what_they_mean() -> None:
     as_texts = {name: str(value) for name, value in TERMS_GIVEN.items()} | {"records": "2, 5"}
     assert terms_given(as_texts) == TERMS_GIVEN
-    template = (Path(sifu.__file__).parent / "console" / "templates" / "run.html").read_text(encoding="utf-8")
+    template = (Path(sifu_console.__file__).parent / "templates" / "run.html").read_text(encoding="utf-8")
     assert "for name, term in terms_offered.items()" in template
     assert 'name="records"' in template
 

@@ -64,9 +64,9 @@ def _pages(run: Path) -> Iterator[tuple[str, bytes]]:
     """Yield every page and API answer of the console that needs no form."""
     from starlette.testclient import TestClient
 
-    from sifu.console import finding, json_api, pages, request_pages
-    from sifu.console.app import Settings, make_app
-    from sifu.console.tokens import TokenFile, state_folder
+    from sifu_console import finding, json_api, pages, request_pages
+    from sifu_console.app import Settings, make_app
+    from sifu_console.tokens import TokenFile, state_folder
 
     state = state_folder(run.parent)
     secret = TokenFile(state).create("eve", ["auditor", "operator", "requester", "approver"])[1]

@@ -16,12 +16,12 @@ import sifu
 from forged_runs import add_event, execute, rebuild_chain, sign_again
 from run_tools import Command, copy_run, query, small_spec, state
 from sifu.api import verify_run
-from sifu.console.live import LiveView
-from sifu.console.service import ConsoleService
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import keys
 from sifu.store.seen_heads import NEW_RUN
 from sifu.store.writer import RunWriter
+from sifu_console.live import LiveView
+from sifu_console.service import ConsoleService
 
 
 @pytest.fixture

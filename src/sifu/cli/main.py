@@ -13,7 +13,7 @@ from typing import Annotated, TextIO
 import typer
 
 from sifu.cli.checks import audit, verify
-from sifu.cli.console_commands import serve, token
+from sifu.cli.console_commands import add_console_commands
 from sifu.cli.federation_commands import clients, flower
 from sifu.cli.options import answering, option, runs_of_this_command
 from sifu.cli.output import Answer, Format, harmless, print_json
@@ -53,7 +53,6 @@ PANELS: dict[str, tuple[typer.Typer | Callable[..., Answer | None], ...]] = {
     "Forget a client": (plan, request, requests, forget, release, certificate, methods, rebuild),
     "Prove it": (verify, audit),
     "Keep the run safe": (purge, backup, restore, key),
-    "Console": (serve, token),
     "Federations": (clients, flower, doctor),
 }
 for panel, commands in PANELS.items():
@@ -62,6 +61,7 @@ for panel, commands in PANELS.items():
             app.add_typer(command, rich_help_panel=panel)
         else:
             app.command(rich_help_panel=panel)(answering(command))
+add_console_commands(app)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,0 +1,236 @@
+"""Helpers for the pages and the JSON API: read input, identify the visitor, and map errors to HTTP statuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+
+from sifu.choices import SigmaChoice, TermOnOffer, TermsGiven, terms_on_offer
+from sifu.core.ledger import LARGEST_INTEGER
+from sifu.core.request_terms import parse_sigma
+from sifu.errors import (
+    IdInUseError,
+    InputError,
+    NoSpaceError,
+    NotCertifiableError,
+    RunBusyError,
+    SifuError,
+    VerificationError,
+)
+from sifu.requests.deadlines import DEADLINE_DAYS
+from sifu_console.security import RateLimit
+from sifu_console.served_run import ServedRun, UnknownError
+from sifu_console.service import ConsoleService
+from sifu_console.tokens import NotAllowedError, Sessions, TokenFile, Visitor
+
+MOST_CLIENTS = 10_000
+MOST_FIELDS = 100
+SEPARATORS = re.compile(r"[,;|\t\r\n]")
+_ROW_NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
+
+
+@dataclass
+class Console:
+    """The objects that every handler needs."""
+
+    service: ConsoleService
+    tokens: TokenFile
+    sessions: Sessions
+    secure_cookie: bool
+    logins: RateLimit
+    sign_in: Any = None
+    """The `sign_in.SignIn` of the provider, or None if there is no provider."""
+
+
+class NotKnownError(SifuError):
+    """Error for a visit without a valid login."""
+
+
+class ForgedError(SifuError):
+    """Error for a change that was not sent from one of the console's own pages."""
+
+
+def console_of(request: Request) -> Console:
+    """Return the console that answers a request."""
+    console: Console = request.app.state.console
+    return console
+
+
+def visitor_of(request: Request) -> Visitor:
+    """Return the visitor of a request; raise `NotKnownError` if they are not logged in."""
+    visitor = console_of(request).sessions.visitor(request)
+    if visitor is None:
+        raise NotKnownError("log in first, or send a valid token")
+    return visitor
+
+
+def answer_to(request: Request, error: SifuError) -> tuple[Visitor | None, str]:
+    """Return the visitor of a failed request, and the error message that they may read.
+
+    An error of a run or of the disk may name folders and clients. Only people who may see the run get its message.
+    """
+    try:
+        visitor = console_of(request).sessions.visitor(request)
+    except SifuError:  # the file of tokens cannot be read
+        visitor = None
+    about_the_run = status_code(error) == 500 or isinstance(error, NoSpaceError)
+    if about_the_run and not (visitor is not None and visitor.token.may("see")):
+        return visitor, "this cannot be done at the moment: tell an operator of this console"
+    return visitor, str(error)
+
+
+class Visit:
+    """A request to the console: its visitor, the fields of its form or JSON body, and the run it concerns."""
+
+    def __init__(self, request: Request, visitor: Visitor, fields: dict[str, Any]) -> None:
+        self.request, self.visitor, self.fields = request, visitor, fields
+        self.console, self.who = console_of(request), visitor.token
+        self.service = self.console.service
+        self.number: int = request.path_params.get("number", 0)
+
+    @cached_property
+    def run(self) -> ServedRun:
+        """The run that the URL names."""
+        return self.service.find(self.who, self.request.path_params["run"])
+
+    def text(self, name: str) -> str:
+        """Return a field of the form, or an empty string."""
+        return str(self.fields.get(name, ""))
+
+    def note(self, sentence: str, tone: str = "good") -> None:
+        """Add a message to the visitor's next page."""
+        if self.visitor.session:
+            self.visitor.session.notes.append((tone, sentence))
+
+
+async def read_form(request: Request, visitor: Visitor | None = None) -> dict[str, Any]:
+    """Return the fields of a form; a logged-in browser must also send the CSRF token of its page."""
+    try:
+        text = (await request.body()).decode("ascii")
+        read = parse_qs(text, keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict")
+    except ValueError as error:
+        raise InputError(f"the form is not UTF-8, or has more than {MOST_FIELDS} fields") from error
+    fields = {name: values[-1] for name, values in read.items()}
+    if visitor is not None and not visitor.csrf_holds(fields.get("csrf", "")):
+        raise ForgedError("this form is too old or was not sent from here: load the page again")
+    return fields
+
+
+async def read_json(request: Request, visitor: Visitor) -> dict[str, Any]:
+    """Return the object in a JSON body; a browser session must send the header X-CSRF-Token."""
+    if not visitor.csrf_holds(request.headers.get("x-csrf-token", "")):
+        raise ForgedError("the header X-CSRF-Token is missing or wrong")
+    body = await request.body()
+    try:
+        content = json.loads(body or b"{}", object_pairs_hook=_each_key_once)
+        json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8")  # refuse NaN and lone surrogates
+    except (ValueError, RecursionError) as error:
+        raise InputError("the body is not JSON in UTF-8 with every key once") from error
+    if not isinstance(content, dict):
+        raise InputError("the body must be a JSON object")
+    return content
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        raise ValueError("a key is there twice")
+    return content
+
+
+def client_names(value: str | list[str], known: Collection[str] = ()) -> list[str]:
+    """Return client names from a list, or from text with the usual separators.
+
+    Names may contain a comma or a space, so a `known` name is not split further.
+    """
+    names = _names_in(value, known) if isinstance(value, str) else value
+    cleaned = [name.strip() for name in names if name.strip()]
+    if not cleaned or len(cleaned) > MOST_CLIENTS:
+        raise InputError(f"name 1 to {MOST_CLIENTS} clients, found {len(cleaned)}")
+    return cleaned
+
+
+def _names_in(text: str, known: Collection[str]) -> list[str]:
+    names: list[str] = []
+    for line in map(str.strip, text.splitlines()):
+        for part in [line] if line in known else map(str.strip, SEPARATORS.split(line)):
+            words = part.split()
+            names += [part] if part in known or not set(words) <= set(known) else words
+    return list(dict.fromkeys(names))
+
+
+def days(value: Any) -> int:
+    """Return a deadline in days; the default if the field is empty."""
+    if value in (None, ""):
+        return DEADLINE_DAYS
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"the deadline must be a whole number of days, found {str(value)[:40]!r}") from error
+
+
+def terms_given(values: Mapping[str, Any]) -> TermsGiven:
+    """Return the given terms of a request. Empty terms are left out, because the run's spec determines them.
+
+    The values are strings from a form, or JSON that the API's schema allows.
+    """
+    offered = terms_on_offer()
+    given = {name: value for name, value in values.items() if value not in (None, "")}
+    return {name: _read_term(name, offered[name], value) for name, value in given.items()}  # type: ignore[return-value]
+
+
+def _read_term(name: str, term: TermOnOffer, value: Any) -> Any:
+    """Return one term, read from JSON or a form; `RequestTerms` validates its value."""
+    if term.kind is SigmaChoice:
+        return parse_sigma(str(value))
+    try:
+        if term.kind in (int, float):
+            return term.kind(value)
+        if term.kind == Sequence[int | str]:
+            records = [_record(entry) for entry in (_records_in(value) if isinstance(value, str) else value)]
+            if not records:  # an empty list does not mean all records; to forget all of them, omit the term
+                raise ValueError(value)
+            return records
+    except (TypeError, ValueError, OverflowError) as error:
+        what = {int: "a whole number", float: "a number"}.get(term.kind, "a list of identities or row numbers")
+        raise InputError(f"{name} is {what}, found {str(value)[:40]!r}") from error
+    return str(value)
+
+
+def _records_in(text: str) -> list[str]:
+    """Split a list of records at the usual separators; spaces separate row numbers but may be part of an identity."""
+    parts = [part.strip() for part in SEPARATORS.split(text) if part.strip()]
+    return [word for part in parts for word in (part.split() if part.replace(" ", "").isdecimal() else [part])]
+
+
+def _record(value: Any) -> int | str:
+    """Return a client's record: a row number or an identity."""
+    if not isinstance(value, int | str):  # the API's schema counts 3.0 as an integer
+        raise TypeError(value)
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise ValueError(value)
+    # An identity with leading zeros, or with more digits than JSON represents exactly, cannot be a row number.
+    return int(value) if isinstance(value, str) and _ROW_NUMBER.fullmatch(value) else value
+
+
+def status_code(error: SifuError) -> int:
+    """Return the HTTP status of an error."""
+    codes: tuple[tuple[type[SifuError], int], ...] = (
+        (NotKnownError, 401),
+        (NotAllowedError, 403),
+        (ForgedError, 403),
+        (UnknownError, 404),
+        (RunBusyError, 409),
+        (IdInUseError, 409),
+        (NotCertifiableError, 409),
+        (VerificationError, 409),
+        (InputError, 400),
+    )
+    return next((code for kind, code in codes if isinstance(error, kind)), 500)

@@ -1,0 +1,162 @@
+"""Pages that cover all runs: the searchable list of requests, the overview, the people, and the audit trail."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields
+from typing import Any
+
+from starlette.responses import Response
+from starlette.routing import Route
+
+from sifu.choices import LEVELS
+from sifu.errors import SifuError
+from sifu.store.actors import same_person
+from sifu.store.times import current_time, time_of, utc_now
+from sifu_console.asking import Visit
+from sifu_console.pages import page, page_number, pager, show
+from sifu_console.request_lines import RequestLine
+
+LINES_PER_PAGE = 100
+EVENTS_PER_PAGE = 100
+RECENT_DAYS = 30
+STATES = ("open", "overdue", "received", "waiting for approval", "approved", "running", "failed", "done", "refused",
+          "withdrawn")  # fmt: skip
+"""Filters of the list of requests: a state, all open requests, or all overdue requests."""
+FILTERS = ("state", "run", "level", "text", "page")
+KINDS = {"": "all", "request": "of requests", "rolled back": "of rollbacks", "key": "of keys"}
+"""Labels of the audit trail's filters, by prefix of the event kind."""
+
+
+@page
+def list_requests(visit: Visit) -> Response:
+    """Show the visitor's visible requests that match the filters."""
+    chosen = _filters(visit)
+    narrowed = [line for line in visit.service.lines(visit.who) if _fits(line, chosen)]
+    return show(
+        "requests.html",
+        visit.visitor,
+        **pager("lines", narrowed, LINES_PER_PAGE, chosen["page"]),
+        chosen=chosen,
+        states=STATES,
+        levels=LEVELS[::-1],
+        runs=visit.service.runs(visit.who),
+        posted=visit.request.method == "POST",
+    )
+
+
+@page
+def download_requests(visit: Visit) -> Response:
+    """Return all pages of the filtered list of requests as CSV."""
+    chosen, text = _filters(visit), io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(field.name for field in fields(RequestLine))
+    for line in visit.service.lines(visit.who):
+        if _fits(line, chosen):
+            writer.writerow(_cell(value) for value in asdict(line).values())
+    headers = {"Content-Disposition": 'attachment; filename="requests.csv"'}
+    return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def _filters(visit: Visit) -> dict[str, str]:
+    """Return the filters of a list. The search text may be a name, so it is read from a form only, not from the URL."""
+    posted = visit.request.method == "POST"
+    given = visit.fields if posted else visit.request.query_params
+    return {name: given.get(name, "").strip()[:200] if posted or name != "text" else "" for name in FILTERS}
+
+
+def _fits(line: RequestLine, chosen: Mapping[str, str]) -> bool:
+    narrowed = {"open": not line.settled, "overdue": line.overdue and not line.settled, "": True}
+    words = " ".join((line.request, line.name, line.filed_by, line.method, *line.clients)).casefold()
+    return (
+        narrowed.get(chosen["state"], line.state == chosen["state"])
+        and chosen["run"] in ("", line.run)
+        and chosen["level"] in ("", line.level)
+        and chosen["text"].casefold() in words
+    )
+
+
+def _cell(value: Any) -> str:
+    """Return a CSV cell that no spreadsheet interprets as a formula."""
+    text = "; ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
+    return f"'{text}" if text[:1] in tuple("=+-@\t\r") else text
+
+
+@page
+def show_overview(visit: Visit) -> Response:
+    """Show the overview for a data-protection officer: open, overdue and recently settled requests."""
+    visit.who.demand("see")
+    lines = visit.service.lines(visit.who)
+    now = current_time()
+    since = now - datetime.timedelta(days=RECENT_DAYS)
+    recent = [line for line in lines if line.settled and time_of(line.finished) >= since]
+    done = [line for line in lines if line.state == "done"]
+    return show(
+        "overview.html",
+        visit.visitor,
+        now=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        days=RECENT_DAYS,
+        open=[line for line in lines if not line.settled],
+        recent=recent,
+        done=done,
+        levels=Counter(line.level for line in done),
+        every_level=LEVELS[::-1],
+        runs=len(visit.service.runs(visit.who)),
+    )
+
+
+@page
+def show_people(visit: Visit) -> Response:
+    """Show each person's roles and actions; names from the ledgers without a token come last."""
+    visit.who.demand("examine")
+    did: dict[str, Counter[str]] = {}
+    names: dict[str, str] = {}
+    for run in visit.service.runs(visit.who):
+        with suppress(SifuError):  # an unreadable run is reported in the list of runs
+            for step in (step for row in run.requests(visit.who) for step in row.record.steps):
+                person = same_person(step.actor)
+                names.setdefault(person, step.actor)
+                did.setdefault(person, Counter())[step.status] += 1
+    today = utc_now()[:10]
+    people = []
+    for token in visit.console.tokens.all():
+        state = "works" if token.works(today) else "revoked" if token.revoked else "expired"
+        people.append((token, state, did.get(same_person(token.name), Counter())))
+    owners = {same_person(token.name) for token, _, _ in people}
+    others = sorted(name for person, name in names.items() if person not in owners)
+    return show("people.html", visit.visitor, people=people, others=others)
+
+
+@page
+def show_trail(visit: Visit) -> Response:
+    """Show the audit trail of one run or of all runs, latest events first."""
+    key, asked_for = visit.request.path_params.get("run"), visit.request.query_params
+    number, kind = page_number(asked_for.get("page", "")), asked_for.get("kind", "")
+    kind = kind if kind in KINDS else ""
+    events, count = visit.service.trail(visit.who, key, kind, number, EVENTS_PER_PAGE)
+    return show(
+        "trail.html",
+        visit.visitor,
+        run=visit.run if key else None,
+        events=events,
+        count=count,
+        page=number,
+        pages=-(-count // EVENTS_PER_PAGE),
+        kind=kind,
+        kinds=KINDS,
+    )
+
+
+ROUTES = [
+    Route("/requests", list_requests, methods=["GET", "POST"]),
+    Route("/requests.csv", download_requests, methods=["GET", "POST"]),
+    Route("/overview", show_overview),
+    Route("/people", show_people),
+    Route("/trail", show_trail),
+    Route("/runs/{run}/trail", show_trail),
+]

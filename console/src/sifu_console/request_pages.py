@@ -1,0 +1,150 @@
+"""The console's pages of one request: its plan, the decisions on it, its execution and its certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from sifu.choices import terms_on_offer
+from sifu.core.operator_words import rows_words
+from sifu.core.request_terms import AUTO, RequestTerms
+from sifu.core.spec import Spec
+from sifu.errors import InputError, NotCertifiableError
+from sifu.requests.filing import usual_terms
+from sifu.requests.request_record import plain_answer
+from sifu.run.clients_and_engine import executed_elsewhere
+from sifu.store.actors import same_person
+from sifu_console.asking import Visit, terms_given
+from sifu_console.pages import check_confirmed, page, show, way_back
+from sifu_console.served_run import ServedRun
+from sifu_console.tokens import Token
+
+
+@page
+def show_request(visit: Visit) -> Response:
+    """Show one request with the possible decisions, and a comparison of methods or the certificate's statements."""
+    run, who = visit.run, visit.who
+    numbered, spec = run.request(who, visit.number), run.run.spec
+    status = numbered.record.status
+    usual, waits = usual_terms(spec, status.terms.clients), status.status in ("received", "verified", "planned")
+    plan, others, body, refusal = None, None, None, ""
+    if waits and who.may("see"):
+        try:
+            plan = run.plan_of(who, status.request)
+            others = plan if plan.ways else _other_options(run, who, status.terms)
+        except NotCertifiableError as error:
+            refusal = str(error)
+        except InputError:  # the request has started meanwhile and needs no plan
+            pass
+    # Requesters may name row numbers, but may not see the identities of these rows.
+    identities = run.identities(who, status.request) if who.may("see") else ()
+    if status.status == "done":
+        body = run.certificate(who, visit.number)["body"]
+    return show(
+        "request.html",
+        visit.visitor,
+        run=run,
+        number=numbered.number,
+        record=numbered.record,
+        status=status,
+        state=numbered.state,
+        waits=waits and numbered.state != "running",
+        plan=plan,
+        others=others,
+        refusal=refusal,
+        terms=_terms_in_words(status.terms, spec, identities),
+        usual=_terms_in_words(usual, spec),
+        changed=[name for name in terms_on_offer() if getattr(status.terms, name) != getattr(usual, name)],
+        answer=_certificate_words(body) if body else None,
+        body=body,
+        live=run.live() if who.may("see") else None,
+        jobs=[job for job in run.jobs.of_run(run.key) if job.request == status.request][:1],
+        own=same_person(who.name) == same_person(status.filed_by),
+        approval=spec.requests.approval,
+        elsewhere=executed_elsewhere(spec),
+    )
+
+
+def _other_options(run: ServedRun, who: Token, terms: RequestTerms) -> Any:
+    """Return a plan that compares all methods under the same terms, or None if no such plan is possible."""
+    given = terms.to_mapping() | {"method": AUTO}
+    clients = given.pop("clients")
+    with suppress(InputError, NotCertifiableError):
+        return run.plan(who, clients, terms_given({name: given[name] for name in given if given[name] != []}))
+    return None
+
+
+def _terms_in_words(terms: RequestTerms, spec: Spec, identities: Sequence[str] = ()) -> dict[str, str]:
+    """Return the terms of a request as readable phrases; a default from the spec is shown with its value."""
+    filed = terms.to_mapping()
+    words = {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in filed.items()}
+    for name, offered in terms_on_offer().items():
+        if words[name] in offered.about.words:
+            words[name] = f"{offered.about.words[words[name]]} ({words[name]})"
+    words["records"] = rows_words(terms.records, identities)
+    if terms.level is None:
+        words["level"] = "conditional, or none for a method without a guarantee"
+    if terms.target is None:
+        words["target"] = f"{spec.stop.target:g} (the run's)" if spec.stop.target > 0 else "none (the run's)"
+    if terms.before_after is None:
+        words["before_after"] = "not demanded"
+    if terms.max_rounds == 0:
+        words["max_rounds"] = f"{spec.stop.max_rounds} (the run's)"
+    return words
+
+
+def _certificate_words(body: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """Return the plain answer to the client as paragraphs, each with its list items."""
+    paragraphs: list[tuple[str, list[str]]] = []
+    for line in plain_answer(body):
+        if line.startswith("- ") and paragraphs:
+            paragraphs[-1][1].append(line[2:])
+        else:
+            paragraphs.append((line, []))
+    return paragraphs
+
+
+@page
+def decide(visit: Visit) -> Response:
+    """Record a decision that was made with a button."""
+    name, decision = visit.text("request"), visit.text("decision")
+    if decision == "refused" and visit.who.may("refuse"):
+        check_confirmed(visit, "a refusal")
+    outcome = visit.run.decide(visit.who, name, decision, visit.text("reason"), visit.text("terms"))
+    words = {"recorded": f"is {decision}", "unchanged": f"was {decision} already"}
+    visit.note(f"Request {name} {words.get(outcome, f'{decision}: handed to the process that writes to the run')}.")
+    return _back_to_request(visit)
+
+
+@page
+def execute(visit: Visit) -> Response:
+    """Start the execution of a request."""
+    if visit.who.may("carry out"):
+        check_confirmed(visit, "execution")
+    visit.run.execute(visit.who, visit.text("request"))
+    visit.note(f"Request {visit.text('request')} is being executed.")
+    return _back_to_request(visit)
+
+
+def _back_to_request(visit: Visit) -> Response:
+    number, back = visit.text("number"), way_back(visit.request)
+    return RedirectResponse(f"{back}/requests/{number}" if number.isdecimal() else back, 303)
+
+
+def bundle(visit: Visit) -> Response:
+    """Return the bundle of a request."""
+    name, content = visit.run.bundle(visit.who, visit.number)
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(content, media_type="application/json", headers=headers)
+
+
+ROUTES = [
+    Route("/runs/{run}/decide", decide, methods=["POST"]),
+    Route("/runs/{run}/carry-out", execute, methods=["POST"]),
+    Route("/runs/{run}/requests/{number:int}", show_request),
+    Route("/runs/{run}/requests/{number:int}/bundle", page(bundle)),
+]
