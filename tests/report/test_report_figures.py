@@ -124,7 +124,7 @@ def test_the_history_is_that_of_the_run(busy: ReportData) -> None:
     assert fourth.source is not None
     assert busy.branches[0].active_until == -1  # after Scratch, no round of the first training is in use
     active = sum(max(0, branch.active_until) for branch in busy.branches)
-    assert history_message(busy).startswith(f"After 4 requests, {active} rounds lead")
+    assert history_message(busy).startswith(f"After 4 requests, {active} of 30 rounds lead")
     assert busy.trace.x[-1] == busy.rounds_in_all == 6 * 5
 
 

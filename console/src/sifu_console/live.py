@@ -21,6 +21,7 @@ from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, joined_remainders
 from sifu.store.seen_heads import check_seen
 from sifu.store.times import current_time
+from sifu.theory.history import count_rounds
 
 MOST_POINTS = 60
 """Maximum number of points of a curve; a longer curve is thinned."""
@@ -127,7 +128,6 @@ class LiveView:
         pending = pending_requests(reader, current_time())
         is_current = bool(curve) and (evaluations[-1][0] == tip or reader.phase != "ready")
         measured = curve[-1] if is_current else None
-        ((rounds_run,),) = reader.query("SELECT COUNT(*) FROM nodes WHERE kind = 'round'")
         ((step,),) = reader.query("SELECT COALESCE(MAX(seq), 0) FROM events WHERE kind LIKE 'request %'")
         return Live(
             phase=reader.phase,
@@ -142,7 +142,7 @@ class LiveView:
             participants=measured[3] if measured else None,
             clients=int(clients) - again,
             forgotten=len({client for subject in reader.subjects() for client in subject.clients}) - again,
-            rounds_run=int(rounds_run),
+            rounds_run=count_rounds(reader.nodes()),
             seconds_left=self._seconds_left(int(branch), int(position), expected) if at_work else None,
             events=seq,
             last_step=int(step),

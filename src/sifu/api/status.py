@@ -31,6 +31,7 @@ from sifu.store.inbox import messages
 from sifu.store.projection import RejectionRow, RequestRow
 from sifu.store.reader import RunReader, clients_now, plain_name, plain_names, remainder_to_join
 from sifu.store.times import TIME_FORMAT, current_time
+from sifu.theory.history import count_rounds
 from sifu.theory.rollback import Subject
 
 MOST_TOLD = 10
@@ -152,11 +153,11 @@ class RequestStatus:
 class RunStatus:
     """Content of `sifu status`.
 
-    `rounds` counts the rounds on the active history, `rounds_run` all rounds ever run; for a closed-form head they
-    count solves. `psi_star` is the influence that noise of `sigma` hides, and `psi_status` says whether the premises of
-    Psi are met, assumed or failed.
-    `accuracy` (None for regression) and `loss` are means over the active clients' training samples. `held_out` are the
-    figures on held-out rows, if there are any.
+    `rounds` counts the rounds that led to the current model, and `rounds_run` all rounds ever run, both with separate
+    rounds of groups; for a closed-form head they count solves. `psi_star` is the influence that noise of `sigma` hides,
+    and `psi_status` says whether the premises of Psi are met, assumed or failed. `accuracy` (None for regression) and
+    `loss` are means over the active clients' training samples. `held_out` are the figures on held-out rows, if there
+    are any.
     """
 
     run: str
@@ -238,8 +239,8 @@ def status_of(view: RunView) -> RunStatus:
     return RunStatus(
         run=str(reader.folder),
         phase=reader.phase,
-        rounds=sum(1 for node in view.path.nodes if node.kind == "round"),
-        rounds_run=sum(1 for node in reader.nodes() if node.kind == "round"),
+        rounds=view.rounds_until(view.path.tip),
+        rounds_run=count_rounds(reader.nodes()),
         branch=view.path.nodes[-1].branch,
         accuracy=current.accuracy if current and view.spec.regime.has_accuracy else None,
         loss=current.loss if current else None,

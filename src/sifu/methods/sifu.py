@@ -72,6 +72,6 @@ def _notes(view: RunView, plan: Plan, node: Choice) -> Iterator[str]:
     """Yield notes on the plan."""
     if node.wanted_depth > node.depth:
         yield (
-            f"the budget would allow round {view.path.rounds_until(node.wanted_depth)}, whose model was not kept; "
-            f"round {view.path.rounds_until(node.depth)} is the latest kept one before it"
+            f"the budget would allow round {view.rounds_until(node.wanted_depth)}, whose model was not kept; "
+            f"round {view.rounds_until(node.depth)} is the latest kept one before it"
         )

@@ -42,8 +42,6 @@ class FirstTraining:
     def rounds_from(self, view: RunView, depth: int, noise_std: float) -> float:
         """Return the expected rounds of a request that starts from the model at `depth` with noise."""
         path = view.path
-        merged = any(node.kind == "merge" for node in path.nodes[: depth + 1])
-        rounds = path.rounds_until(depth)
-        done = rounds + (view.spec.groups.rounds if merged else 0)
+        undone, done = path.rounds_until(path.tip) - path.rounds_until(depth), view.rounds_until(depth)
         ratio = noise_to_signal(noise_std, path.nodes[depth].distance, view.parameters, path.noise_energy(depth))
-        return expected_rounds(self.rounds, path.rounds_until(path.tip) - rounds, done, ratio, self.errors)
+        return expected_rounds(self.rounds, undone, done, ratio, self.errors)

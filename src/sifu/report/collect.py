@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from sifu.store.projection import EvaluationRow, RequestRow, SubjectRow
 from sifu.store.reader import RunReader, readable
 from sifu.store.seen_heads import check_seen
 from sifu.theory.calibration import hidden_sensitivity
-from sifu.theory.history import PathNode
+from sifu.theory.history import PathNode, count_rounds, rounds_so_far
 from sifu.theory.rollback import Subject
 
 MOST_POINTS = 400
@@ -40,15 +40,15 @@ def _collect(reader: RunReader) -> ReportData:
     nodes = reader.nodes_by_number()
     on_path = {node.node for node in view.nodes}
     evaluations = {evaluation.node: evaluation for evaluation in reader.evaluations() if evaluation.subset == ACTIVE}
-    events = reader.events()
+    events, rounds_before = reader.events(), _rounds_before(nodes, view.spec.groups.rounds)
     return ReportData(
         run=reader.value("run"),
         status=status,
-        training_rounds=0 if solved else max(node.position for node in nodes.values() if node.branch == 0),
-        rounds_in_all=0 if solved else status.rounds_run + _separate_rounds(nodes.values()),
-        branches=_branches(nodes, on_path, _rounds_before(nodes), view.requests),
+        training_rounds=0 if solved else count_rounds(node for node in nodes.values() if node.branch == 0),
+        rounds_in_all=0 if solved else status.rounds_run,
+        branches=_branches(nodes, on_path, rounds_before, view.requests),
         requests=_requests(reader, view, status, nodes),
-        psi_panels=_psi_panels(reader, view),
+        psi_panels=_psi_panels(reader, view, rounds_before),
         trace=_trace(nodes, evaluations),
         models=tuple(
             (row, nodes[row.node], _use(row.node == reader.tip, row.node in on_path))
@@ -68,21 +68,15 @@ def _use(current: bool, on_path: bool) -> str:
     return "current model" if current else "kept for rollbacks" if on_path else "not in use"
 
 
-def _separate_rounds(nodes: Iterable[PathNode]) -> int:
-    """Return the number of the groups' rounds; rounds that groups train concurrently count once."""
-    rounds: dict[int, int] = {}
-    for node in nodes:
-        if node.kind == "group":
-            rounds[node.branch] = max(rounds.get(node.branch, 0), node.position)
-    return sum(rounds.values())
+def _rounds_before(nodes: Mapping[int, PathNode], separate: int) -> dict[int, int]:
+    """Return the number of rounds that led to each node; parents precede their children in `nodes`.
 
-
-def _rounds_before(nodes: Mapping[int, PathNode]) -> dict[int, int]:
-    """Return the number of rounds from the initial model to each node; parents precede their children in `nodes`."""
+    A merge counts the `separate` rounds of its groups.
+    """
     result: dict[int, int] = {}
     for number, node in nodes.items():
         before = 0 if node.parent is None else result[node.parent]
-        result[number] = before + (1 if node.kind == "round" else 0)
+        result[number] = before + {"round": 1, "merge": separate}.get(node.kind, 0)
     return result
 
 
@@ -121,9 +115,8 @@ def _branches(
 
 
 def _trace(nodes: Mapping[int, PathNode], evaluations: Mapping[int, EvaluationRow]) -> AccuracyTrace:
-    run, x, accuracy, branch, starts = 0, [], [], [], []
-    for number, node in nodes.items():
-        run += 1 if node.kind == "round" else 0
+    x, accuracy, branch, starts = [], [], [], []
+    for (number, node), run in zip(nodes.items(), rounds_so_far(nodes.values()), strict=True):
         if node.kind != "round" and node.branch > 0:
             starts.append((run, node.branch))
         evaluation = evaluations.get(number)
@@ -166,26 +159,22 @@ def _rounds_of(reader: RunReader, row: RequestRow, last: Mapping[int, int]) -> i
     return last.get(row.request_order, 0) if row.request_order else 0
 
 
-def _psi_panels(reader: RunReader, view: RunView) -> tuple[PsiPanel, ...]:
+def _psi_panels(reader: RunReader, view: RunView, rounds_before: Mapping[int, int]) -> tuple[PsiPanel, ...]:
     """Return the panels of the latest requests that continued from a model of the history and hide clients by noise."""
-    rows = [
-        request
-        for request in view.requests
-        if request.noise_node is not None
-        and request.source_node is not None
-        and request.noise_std is not None  # a purge of the figures sets `noise_std` to None
-    ]
+    rows = [request for request in view.requests if request.noise_node is not None and request.source_node is not None]
     rows = sorted(rows, key=lambda request: request.request_order or 0)[-MOST_PANELS:]
     charged = {(charge.noise_node, charge.subject): float(charge.psi.strip("'")) for charge in reader.charges()}
     panels = []
     for row in rows:
         subjects = [subject for subject in reader.subjects() if subject.request == row.request]
         subjects.sort(key=lambda subject: -charged.get((row.noise_node or 0, subject.subject), 0.0))
-        panels.append(_psi_panel(reader, row, subjects))
+        panels.append(_psi_panel(reader, row, subjects, rounds_before))
     return tuple(panels)
 
 
-def _psi_panel(reader: RunReader, row: RequestRow, subjects: Sequence[SubjectRow]) -> PsiPanel:
+def _psi_panel(
+    reader: RunReader, row: RequestRow, subjects: Sequence[SubjectRow], rounds_before: Mapping[int, int]
+) -> PsiPanel:
     """Return the panel of one request, for at most `MOST_SUBJECTS` of its `subjects`."""
     # The evaluation on the remaining clients identifies the model just before the request.
     before = Measured.of(reader, row).remaining_before
@@ -194,7 +183,7 @@ def _psi_panel(reader: RunReader, row: RequestRow, subjects: Sequence[SubjectRow
     multiplier = row.terms.multiplier
     noise_std = row.noise_std or 0.0
     psi_star = hidden_sensitivity(noise_std, multiplier)
-    rounds = np.cumsum([0 if node.kind != "round" else 1 for node in path.nodes])
+    rounds = np.array([rounds_before[node.node] for node in path.nodes])
     source = path.depth_of[row.source_node or 0]
     depths = _some_depths(path.tip, source)
     drawn = [

@@ -53,6 +53,8 @@ def _facts(data: ReportData) -> list[tuple[str, str, str]]:
     """Return the name, value and note of each number at the top of the page."""
     target = f"target {100 * data.status.target:g} %" if data.status.target > 0 else "no target"
     rounds = sum(request.rounds for request in data.requests)
+    rebuilding = data.rounds_in_all - data.training_rounds - rounds
+    more = f", {rebuilding:,} rebuilding groups" if rebuilding else ""
     stored = sum(row.bytes for row, _, _ in data.models)
     active = sum(client.state == "active" for client in data.status.clients)
     held = data.status.held_out
@@ -71,7 +73,7 @@ def _facts(data: ReportData) -> list[tuple[str, str, str]]:
         error = "–" if loss is None else f"{data.squared_error_per_loss * loss:.4g}"
         training = ("Training mean squared error", error, TRAINING_DATA)
     work = [
-        ("Rounds run", f"{data.rounds_in_all:,}", f"{data.training_rounds:,} training, {rounds:,} forgetting"),
+        ("Rounds run", f"{data.rounds_in_all:,}", f"{data.training_rounds:,} training, {rounds:,} forgetting{more}"),
         ("Models kept", f"{len(data.models):,}", byte_size(stored)),
     ]
     if data.status.closed_form:

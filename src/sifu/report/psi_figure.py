@@ -78,14 +78,11 @@ def draw_history(data: ReportData) -> Figure:
 
 def history_message(data: ReportData) -> str:
     """Return the figure's message on the history."""
-    active = sum(max(0, branch.active_until) for branch in data.branches)
-    cut = data.rounds_in_all - active
-    executed = len(data.branches) - 1
-    rounds = f"{counted(active, 'round')} {'leads' if active == 1 else 'lead'}"
+    rounds, executed = data.status.rounds, len(data.branches) - 1
+    of_all = f"{rounds:,} of {counted(data.rounds_in_all, 'round')} {'leads' if rounds == 1 else 'lead'}"
     if executed == 0:
-        return f"{rounds} to the current model; no client has been forgotten"
-    gone = "none was cut off" if cut == 0 else f"{cut:,} {'was' if cut == 1 else 'were'} cut off"
-    return f"After {counted(executed, 'request')}, {rounds} to the current model; {gone}"
+        return f"{of_all} to the current model; no client has been forgotten"
+    return f"After {counted(executed, 'request')}, {of_all} to the current model"
 
 
 def mark_step(rounds: int) -> int:

@@ -171,7 +171,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
     regime = recorded.view.spec.regime
     level = row.level or "none"
     psi = max((statement.psi for statement in statements), default=0.0)
-    back_to = recorded.view.path.rounds_until(recorded.source_depth) if row.source_node is not None else 0
+    back_to = recorded.view.rounds_until(recorded.source_depth) if row.source_node is not None else 0
     return Outcome(
         request=row.request,
         clients=plain_names(reader, row.clients),

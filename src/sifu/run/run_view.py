@@ -124,6 +124,11 @@ class RunView(ClientsView):
         """History of the viewed model, from its initial model on."""
         return ActivePath(self.nodes)
 
+    def rounds_until(self, depth: int) -> int:
+        """Return the number of rounds that led to the model at `depth`, including separate rounds of merged groups."""
+        merged = any(node.kind == "merge" for node in self.path.nodes[: depth + 1])
+        return self.path.rounds_until(depth) + (self.spec.groups.rounds if merged else 0)
+
     def replies_left_out(self, depth: int) -> int:
         """Return the number of replies that were refused and left out on the path to the model at `depth`."""
         left_out = [rejection for rejection in self.reader.rejections() if rejection.left_out]

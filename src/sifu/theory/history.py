@@ -12,6 +12,7 @@ took part in.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -66,6 +67,26 @@ class PathNode:
     noise_std: float = 0.0
     order: int = 0
     distance: float = 0.0
+
+
+def rounds_so_far(nodes: Iterable[PathNode]) -> Iterator[int]:
+    """Yield the number of rounds run until each model was made; groups that train at the same time share their rounds.
+
+    >>> of_groups = [PathNode(1, 0, "group", 0, 5), PathNode(2, 0, "group", 0, 5), PathNode(3, 0, "merge", 0, 5)]
+    >>> list(rounds_so_far([*of_groups, PathNode(4, 3, "round", 0, 6)]))
+    [5, 5, 5, 6]
+    """
+    common, separate = 0, dict[int, int]()
+    for node in nodes:
+        common += node.kind == "round"
+        if node.kind == "group":
+            separate[node.branch] = max(separate.get(node.branch, 0), node.position)
+        yield common + sum(separate.values())
+
+
+def count_rounds(nodes: Iterable[PathNode]) -> int:
+    """Return the number of rounds run to make these models."""
+    return max(rounds_so_far(nodes), default=0)
 
 
 @dataclass(frozen=True)
