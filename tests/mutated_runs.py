@@ -25,11 +25,12 @@ from unittest import mock
 
 import numpy as np
 
+import runs
 import sifu
 from forged_runs import rebuild_chain
 from mutations import CRASH, NAMES, Pristine, caught, changed, leaves, other_values, spread, with_leaf
 from random_journeys import tables as table_clients
-from run_tools import build_run_with_requests, columns, connect, small_spec, tables
+from run_tools import columns, connect, small_spec, tables
 from scripted_job import kept_by_witness, witnesses_of
 from sifu.api import verify_certificate
 from sifu.data import ClientData
@@ -175,8 +176,7 @@ def noisy_release(folder: Path) -> Path:
 
 def with_many_requests(folder: Path) -> Path:
     """Make the run that other tests also tamper with."""
-    build_run_with_requests(folder)
-    return folder
+    return runs.own("requests", folder)
 
 
 def masked(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Runs that several suites share: each is built once per session, and tests get copies."""
+"""Finished runs, the command line and the memory of heads for every suite, and the hooks around a test run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from run_tools import Command, build_run_with_requests, called_in_process, copy_run, small_spec
+import runs
+from run_tools import Command, called_in_process
+
+
+def pytest_configure() -> None:
+    """Begin the folder of finished runs; workers use that of the process that starts them."""
+    if runs.PLACE not in os.environ:
+        runs.begin()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail if a test changed a finished run; with workers, once they have all ended."""
+    changed = [] if hasattr(session.config, "workerinput") else runs.changed()
+    if changed:
+        print(f"\nFAILED: tests changed the finished runs {', '.join(changed)}: let them use runs.own")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture
@@ -19,33 +34,27 @@ def heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def run_with_requests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_with_requests() -> Path:
     """Return a run with requests of several kinds (rollback, scratch, strict, waiting); tests only read it."""
-    folder = tmp_path_factory.mktemp("runs") / "with-requests"
-    build_run_with_requests(folder)
-    return folder
+    return runs.run("requests")
 
 
 @pytest.fixture(scope="session")
-def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_run() -> Path:
     """Return a trained run without requests; tests only read it."""
-    import sifu
-
-    folder = tmp_path_factory.mktemp("runs") / "trained"
-    sifu.train(small_spec(), run=folder)
-    return folder
+    return runs.run("trained")
 
 
 @pytest.fixture
-def own_run(run_with_requests: Path, tmp_path: Path) -> Path:
+def own_run(tmp_path: Path) -> Path:
     """Return a copy of `run_with_requests` that a test may change."""
-    return copy_run(run_with_requests, tmp_path / "own-run")
+    return runs.own("requests", tmp_path)
 
 
 @pytest.fixture
-def own_trained(trained_run: Path, tmp_path: Path) -> Path:
+def own_trained(tmp_path: Path) -> Path:
     """Return a copy of `trained_run` that a test may change."""
-    return copy_run(trained_run, tmp_path / "own-trained")
+    return runs.own("trained", tmp_path)
 
 
 @pytest.fixture

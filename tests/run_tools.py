@@ -53,16 +53,6 @@ def spec_for(method: str, **sections: Any) -> dict[str, Any]:
     return result
 
 
-def build_run_with_requests(folder: Path) -> None:
-    """Make one run with requests of several kinds: rollback, scratch, two clients, strict, and a waiting one."""
-    run = sifu.train(small_spec(), run=folder)
-    run.forget(["client-000"], "to-the-middle", sigma=0.05)
-    run.forget(["client-001"], "from-scratch", method="scratch")
-    run.forget(["client-002", "client-003"], "both-together", sigma=1.0, epsilon=20.0)
-    run.forget(["client-004"], "strictly", sigma=0.12, retention="strict")
-    run.request(["client-005"], "waits", epsilon=3.0, max_rounds=5, target=0.5)
-
-
 class SameNoise:
     """Source of noise with the same draws in every process, so that runs can be compared."""
 

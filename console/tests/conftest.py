@@ -9,7 +9,16 @@ from service_for_tests import PEOPLE, ServiceForTests
 
 import sifu
 import suite_setup  # noqa: F401  before anything of ours is imported
-from run_fixtures import cli, heads, own_run, own_trained, run_with_requests, trained_run  # noqa: F401
+from run_fixtures import (  # noqa: F401
+    cli,
+    heads,
+    own_run,
+    own_trained,
+    pytest_configure,
+    pytest_sessionfinish,
+    run_with_requests,
+    trained_run,
+)
 from run_tools import copy_run, small_spec
 from secret_draws import fixed_secrets, pytest_fixture_setup  # noqa: F401
 from sifu_console.app import Settings, make_app

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import runs
 import sifu
-from run_tools import small_spec
 from sifu.errors import InputError
 
 RNG = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def test_a_delta_that_noise_cannot_deliver_is_refused(own_trained: Path) -> None
 def test_a_refused_request_does_not_hold_up_the_others(tmp_path: Path) -> None:
     from sifu.errors import NotCertifiableError
 
-    run = sifu.train(small_spec(), run=tmp_path / "run")
+    run = sifu.open_run(runs.own("trained", tmp_path))
     run.request(["client-003"], "weak", sigma=2.0, method="sifu", level="exact")
     run.request(["client-004"], "fine", sigma=2.0)
     with pytest.raises(NotCertifiableError, match="request weak"):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import runs
 import sifu
 from forged_runs import rebuild_chain
 from random_journeys import tables as table_clients
@@ -98,7 +99,7 @@ def test_requests_that_a_restored_run_lacks_are_named_until_they_are_filed(
 
 
 def test_a_forged_restoration_is_found(tmp_path: Path) -> None:
-    run = sifu.train(small_spec(), run=tmp_path / "run")
+    run = sifu.open_run(runs.own("trained", tmp_path))
     run.backup(tmp_path / "backup.zip")
     sifu.restore(tmp_path / "backup.zip", tmp_path / "back")
 
@@ -113,9 +114,9 @@ def test_a_forged_restoration_is_found(tmp_path: Path) -> None:
 
 
 def test_events_that_were_signed_late_are_trusted_at_best(tmp_path: Path) -> None:
-    run = sifu.train(small_spec(), run=tmp_path / "run")
+    run = sifu.open_run(runs.own("trained", tmp_path))
     run.forget(["client-000"], "before", sigma=1.0)
-    key = tmp_path / "run" / "operator.key"
+    key = run.folder / "operator.key"
     key.rename(tmp_path / "elsewhere")
     run.request(["client-001"], "late", sigma=1.0)
     (tmp_path / "elsewhere").rename(key)
@@ -123,4 +124,4 @@ def test_events_that_were_signed_late_are_trusted_at_best(tmp_path: Path) -> Non
     assert "signatures" not in premises(run, "before")
     assert premises(run, "late")["signatures"] == "trusted"
     assert run.outcomes()[0].level == run.outcomes()[1].level
-    assert_verifies(tmp_path / "run")
+    assert_verifies(run.folder)

@@ -33,8 +33,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import runs
 import sifu
-from run_tools import build_run_with_requests
 from sifu.api import load_spec, restore, verify_certificate, verify_run
 from sifu.core.spec import Spec, commented_toml
 from sifu.errors import SifuError
@@ -428,15 +428,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     os.environ["SIFU_HEADS"] = os.devnull  # copies of a run may continue
-    with tempfile.TemporaryDirectory() as parent:
-        run = Path(parent) / "run"
-        build_run_with_requests(run)
-        wrong = 0
-        for name in TARGETS if arguments.target == "all" else [arguments.target]:
-            corpus = arguments.corpus and (arguments.corpus / name if arguments.target == "all" else arguments.corpus)
-            result = fuzz(name, arguments.seconds, run, corpus, arguments.seed)
-            print(json.dumps(result, indent=1), flush=True)
-            wrong += len(result["problems"])
+    wrong = 0
+    for name in TARGETS if arguments.target == "all" else [arguments.target]:
+        corpus = arguments.corpus and (arguments.corpus / name if arguments.target == "all" else arguments.corpus)
+        result = fuzz(name, arguments.seconds, runs.run("requests"), corpus, arguments.seed)
+        print(json.dumps(result, indent=1), flush=True)
+        wrong += len(result["problems"])
     return 1 if wrong else 0
 
 

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 import sifu
-from run_tools import copy_run, small_spec
+from run_tools import copy_run
 from sifu.store.client_accuracy import STANDING_FILE
 from sifu.store.writer import RunWriter
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("standing") / "run"
-    sifu.train(small_spec(), run=folder)
-    return folder
-
-
-def test_an_erasure_that_was_cut_short_takes_the_figures_along(trained: Path, tmp_path: Path) -> None:
+def test_an_erasure_that_was_cut_short_takes_the_figures_along(trained_run: Path, tmp_path: Path) -> None:
     """After a kill between a strict request's event and its last steps, the next opening finishes them."""
-    folder = copy_run(trained, tmp_path / "run")
+    folder = copy_run(trained_run, tmp_path / "run")
     kept = (folder / STANDING_FILE).read_bytes()
     sifu.open_run(folder).forget(["client-003"], sigma=0.3, retention="strict")
     (folder / STANDING_FILE).write_bytes(kept)
@@ -30,9 +21,9 @@ def test_an_erasure_that_was_cut_short_takes_the_figures_along(trained: Path, tm
     assert not (folder / STANDING_FILE).exists()
 
 
-def test_a_backup_brings_it_along(trained: Path, tmp_path: Path) -> None:
+def test_a_backup_brings_it_along(trained_run: Path, tmp_path: Path) -> None:
     from sifu.api.safekeeping import restore
 
-    sifu.open_run(copy_run(trained, tmp_path / "run")).backup(tmp_path / "file.sifu")
+    sifu.open_run(copy_run(trained_run, tmp_path / "run")).backup(tmp_path / "file.sifu")
     restore(tmp_path / "file.sifu", tmp_path / "again")
-    assert (tmp_path / "again" / STANDING_FILE).read_bytes() == (trained / STANDING_FILE).read_bytes()
+    assert (tmp_path / "again" / STANDING_FILE).read_bytes() == (trained_run / STANDING_FILE).read_bytes()

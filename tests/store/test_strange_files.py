@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import runs
 import sifu
 from run_tools import small_spec
 from sifu.api import verify_run
@@ -184,7 +185,7 @@ def test_a_backup_holds_nothing_from_elsewhere(own_trained: Path, tmp_path: Path
 
 
 def test_hard_links_to_models_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = sifu.train(small_spec(), run=tmp_path / "run")
+    run = sifu.open_run(runs.own("trained", tmp_path))
     assert not any("hard link" in note for note in verify_run(run.folder).notes)
     for model in sorted((run.folder / "models").iterdir()):
         os.link(model, tmp_path / model.name)
