@@ -95,7 +95,7 @@ def moved_groups(folder: Path) -> Path:
     spec = small_spec(**TINY, groups={"count": 3, "rounds": 2})
     run = sifu.train(spec, run=folder)
     run.forget(["client-001"], "merged", method="groups")
-    run.rebuild()
+    run.update()
     run.forget(["client-003"], "merged-again", method="groups", retention="strict")
     return folder
 

@@ -166,7 +166,7 @@ def execute(journey: ReleaseJourney) -> None:
 
 def release(journey: ReleaseJourney) -> None:
     """Bring the released model up to date."""
-    journey.run.release()
+    journey.run.update()
     journey.settle_records()
     journey.compare()
 
@@ -177,7 +177,7 @@ def join(journey: ReleaseJourney) -> None:
         journey.joined += 1
         journey.run.join()
         journey.settle_records()
-        journey.run.release()  # release again, because a client may have come back without waiting for a newcomer
+        journey.run.update()  # release again, because a client may have come back without waiting for a newcomer
         journey.compare()
 
 

@@ -102,7 +102,7 @@ def groups(folder: Path) -> None:
     run = sifu.train(small_spec(**TINY, groups={"count": 3, "rounds": 2}), run=folder)
     run.forget(["client-001"], "merged", method="groups")
     run.forget(["client-002"], "noised", sigma=1.0)
-    run.rebuild()
+    run.update()
     run.forget(["client-003"], "merged-again", method="groups", retention="strict")
 
 

@@ -37,7 +37,7 @@ def steps_of(job: dict[str, Any]) -> list[Step]:
     steps: list[Step] = [_training_without_the_last(job), _joining(job)] if job.get("joining") else [_training(job)]
     steps += [_forgetting(job, request) for request in job["requests"]]
     if job.get("rebuild"):
-        steps.append(_on(job, lambda run: run.rebuild()))
+        steps.append(_on(job, lambda run: run.update()))
     if job.get("purge", True):
         steps.append(_on(job, _purge_once))
     if job.get("backup"):

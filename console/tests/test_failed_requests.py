@@ -38,7 +38,7 @@ def test_a_failed_request_shows_its_error_and_the_way_out(service: Any, monkeypa
     assert shown["failure"].startswith(f"{WHY}. Request waits is unfinished")
     page = service.browser("otto").get(f"/runs/{south}/requests/5").text
     assert f"It could not be executed: {WHY}" in page
-    assert "sifu requests settle" in page
+    assert "settle --reason" in page
     assert ">Continue</button>" in page
     assert ">Continue</button>" not in service.browser("eve").get(f"/runs/{south}/requests/5").text
 

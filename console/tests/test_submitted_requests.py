@@ -133,16 +133,16 @@ def test_the_command_line_examines_what_the_console_received(service: Any) -> No
     folder = service.folder / "north"
     submit(service, "mine", "client-003", [2, 4])
     submit(service, "unknown", "nobody")
-    listed = run_cli("requests", "list", folder)
+    listed = run_cli("requests", folder)
     assert "mine was submitted through the console and is not examined yet" in " ".join(listed.out.split())
     assert len(messages(folder)) == 2  # listing messages does not examine them
-    shown = run_cli("requests", "show", folder, "mine")
+    shown = run_cli("requests", folder, "mine")
     assert shown.code == 0, shown.err
     assert "2 records of client-003" in shown.out
     assert "received" in shown.out
     assert "by rita" in shown.out
     assert messages(folder) == []
-    gone = run_cli("requests", "show", folder, "unknown")
+    gone = run_cli("requests", folder, "unknown")
     assert gone.code == 2
 
 
@@ -150,13 +150,13 @@ def test_a_decision_examines_first_and_names_the_reason_of_a_refusal(service: An
     folder = service.folder / "north"
     submit(service, "mine", "client-003")
     submit(service, "unknown", "nobody")
-    refused = run_cli("requests", "decide", folder, "unknown", "approved", "--actor", "ann")
+    refused = run_cli("decide", folder, "unknown", "approve", "--actor", "ann")
     assert refused.code == 2
     assert "request unknown was submitted through the console and is refused: unknown client" in refused.err
     for person in ("ann", "bob"):
-        assert run_cli("requests", "decide", folder, "mine", "approved", "--actor", person).code == 0
+        assert run_cli("decide", folder, "mine", "approve", "--actor", person).code == 0
     submit(service, "other", "client-004", [1])
-    shown = run_cli("requests", "show", folder, "other")
+    shown = run_cli("requests", folder, "other")
     assert "also left out by pending requests: client-003 (request mine)" in " ".join(shown.out.split())
 
 

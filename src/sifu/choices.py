@@ -52,7 +52,7 @@ class TermsGiven(TypedDict, total=False):
     method: Annotated[
         str | None,
         Term(
-            "auto takes an exact method, unless another needs less than half its rounds; sifu methods lists them.",
+            "closed_form, groups, scratch, sifu or auto: an exact one, unless another needs less than half its rounds.",
             default="auto",
         ),
     ]

@@ -52,7 +52,7 @@ def test_a_rotated_key_signs_from_then_on_and_every_old_certificate_holds(own_tr
     run = sifu.open_run(own_trained)
     run.forget(["client-001"], "before", sigma=0.5)
     old = run.keys().public_keys[0].key
-    new = cli("key", "rotate", own_trained, "--format", "json").json["public_key"]
+    new = cli("key", "--rotate", own_trained, "--format", "json").json["public_key"]
     assert new != old
     run.forget(["client-002"], "after", sigma=0.5)
     for name, key in (("before", old), ("after", new)):
@@ -63,7 +63,7 @@ def test_a_rotated_key_signs_from_then_on_and_every_old_certificate_holds(own_tr
     for key in (old, new):
         assert run.verify(key).problems == []
     assert run.verify("ab" * 32).problems
-    assert "from event" in cli("key", "show", own_trained).out
+    assert "from event" in cli("key", own_trained).out
 
 
 def test_a_key_that_was_slipped_in_is_caught(own_trained: Path) -> None:
@@ -118,12 +118,12 @@ def test_a_rotation_cut_short_leaves_a_key_that_fits(own_trained: Path, monkeypa
 def test_a_key_can_be_brought(own_trained: Path, tmp_path: Path, cli: Command) -> None:
     mine = keys.new_key()
     keys.write_key(tmp_path / "mine.pem", mine)
-    assert cli("key", "rotate", own_trained, "--key", tmp_path / "mine.pem").code == 0
+    assert cli("key", "--rotate", own_trained, "--key", tmp_path / "mine.pem").code == 0
     assert sifu.open_run(own_trained).keys().public_keys[-1].key == keys.public_hex(mine)
     # a key that was used before is refused
-    assert cli("key", "rotate", own_trained, "--key", tmp_path / "mine.pem").code == 2
+    assert cli("key", "--rotate", own_trained, "--key", tmp_path / "mine.pem").code == 2
     (tmp_path / "bad.pem").write_text("nothing")
-    assert cli("key", "rotate", own_trained, "--key", tmp_path / "bad.pem").code == 2
+    assert cli("key", "--rotate", own_trained, "--key", tmp_path / "bad.pem").code == 2
 
 
 # ---- backups

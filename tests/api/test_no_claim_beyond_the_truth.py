@@ -30,7 +30,7 @@ from sifu_verifier import verify
 
 
 def public_text(cli: Command, folder: Path, request: str) -> str:
-    answer = cli("certificate", "show", folder, request, "--public")
+    answer = cli("certificate", folder, request, "--public")
     assert answer.code == 0, answer.err
     return " ".join(answer.out.split())
 

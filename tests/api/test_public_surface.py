@@ -58,7 +58,7 @@ def test_a_plan_says_which_method_it_takes(run_with_requests: Path) -> None:
         ("sifu cl", ["clients"]),
         ("sifu plan run --retention s", ["strict"]),
         ("sifu forget run --method s", ["sifu", "scratch"]),
-        ("sifu requests decide run r1 w", ["withdrawn"]),
+        ("sifu decide run r1 w", ["withdraw"]),
     ],
 )
 def test_the_shell_completes_commands_and_choices(words: str, expected: list[str]) -> None:

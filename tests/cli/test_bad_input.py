@@ -140,7 +140,7 @@ def test_files_and_folders_that_are_something_else(cli: Command, tmp_path: Path)
         check_refused(cli("train", good, "--run", folder), 2)
     check_refused(cli("init", good), 2, "good.toml")
     check_refused(cli("init", tmp_path / "no" / "new.toml"), 2, "no")
-    check_refused(cli("flower", "new", good / "app"), 2)
+    check_refused(cli("flower", good / "app"), 2)
     check_refused(cli("clients", "block", tmp_path / "absent", "--name", "a"), 2)
     for words in (["plan"], ["nonsense"], ["train", "x.toml"], ["status", "x", "--colour"], ["plan", "x", "--sigma"]):
         check_refused(cli(*words), 2)

@@ -65,7 +65,7 @@ def test_commands_that_only_read_a_run_do_without_torch(trained_run: Path) -> No
         ["status", folder],
         ["plan", folder, "--clients", "client-003"],
         ["verify", folder],
-        ["requests", "list", folder],
+        ["requests", folder],
     ]
     program = f"""
 import sys
@@ -115,8 +115,6 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> N
         "audit": [own_run, "--no-attacks", "--replays", 2000],
         "export": [own_run, "--model", tmp_path / "model.safetensors"],
         "predict": [tmp_path / "model.safetensors", tmp_path / "rows.npz"],
-        "doctor": [],
-        "methods": [],
         "purge": [own_run],
         "backup": [own_run, tmp_path / "backup.zip"],
         "restore": [tmp_path / "backup.zip", tmp_path / "restored"],
@@ -125,13 +123,12 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> N
     np.savez(tmp_path / "rows.npz", x=np.zeros((2, 64)))
     grouped = tmp_path / "grouped"
     sifu.train(spec_for("groups", stop={"max_rounds": 4}), run=grouped)
-    commands["rebuild"] = [grouped]
+    commands["update"] = [grouped]
     solved = tmp_path / "solved"
     sifu.train({"data": {"clients": 4}, "model": {"kind": "ridge"}}, run=solved)
     newcomer = tmp_path / "newcomer.npz"
     np.savez(newcomer, x=np.ones((3, 64)), y=np.array([0, 1, 2]))
     commands["join"] = [solved, "--client", "new", "--file", newcomer]
-    commands["release"] = [solved]
     commands["evaluate"] = [solved, "--on", "training"]
     assert set(commands) | {"demo", "serve"} >= set(COMMANDS), "a new command: add it here"
     answers = {}

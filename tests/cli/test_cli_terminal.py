@@ -35,11 +35,11 @@ def test_reasons_and_messages_are_shown_harmlessly(own_trained: Path, cli: Comma
     sequences.
     """
     assert cli("request", own_trained, "--clients", "client-001", "--id", "q").code == 0
-    assert cli("requests", "decide", own_trained, "q", "refused", "--reason", f"{CLEAR}because").code == 0
+    assert cli("decide", own_trained, "q", "refuse", "--reason", f"{CLEAR}because").code == 0
     (own_trained / "inbox").mkdir(exist_ok=True)
     (own_trained / "inbox" / f"re{CLEAR}quest.a.json").write_text("{}")
-    for command in ("requests list", "status", "verify"):
+    for command in ("requests", "status", "verify"):
         answer = cli(*command.split(), own_trained)
         assert answer.code == 0
         assert "\x1b" not in answer.out + answer.err
-    assert "because" in cli("requests", "list", own_trained).out
+    assert "because" in cli("requests", own_trained).out

@@ -113,7 +113,7 @@ def test_a_clock_beyond_what_can_be_written(
 
     monkeypatch.setattr(clock, "time", type("Clock", (), {"time": staticmethod(lambda: seconds)}), raising=False)
     for arguments in (("request", own_trained, "--client", "client-000"),
-                      ("requests", "list", own_trained, "--pending"),
+                      ("requests", own_trained, "--pending"),
                       ("token", "create", tmp_path, "--name", "a", "--role", "auditor", "--days", "3650")):  # fmt: skip
         check(cli(*arguments), 2, 5)
 

@@ -30,7 +30,7 @@ regularisation = 0.1
 
 
 def file_of(run: Path, cli: Command, tmp_path: Path) -> Path:
-    certificate = cli("certificate", "show", run, "to-the-middle", "--format", "json").json
+    certificate = cli("certificate", run, "to-the-middle", "--format", "json").json
     path = tmp_path / "certificate.json"
     path.write_text(json.dumps(certificate))
     return path
@@ -56,7 +56,7 @@ def test_noise_is_trusted_to_be_the_operators(own_run: Path, cli: Command, tmp_p
     assert cli("train", spec, "--run", tmp_path / "run").code == 0
     assert cli("forget", tmp_path / "run", "--clients", "client-001").code == 0
     for run, request in ((own_run, "to-the-middle"), (tmp_path / "run", "r1")):
-        body = cli("certificate", "show", run, request, "--format", "json").json["body"]
+        body = cli("certificate", run, request, "--format", "json").json["body"]
         assert {"trusted"} == {premise["status"] for premise in body["premises"] if premise["name"] == "noise"}
         assert verify(run) == []
 
@@ -114,7 +114,7 @@ def test_an_intact_backup_from_before_a_new_key_is_not_called_damaged(
     own_trained: Path, heads: Path, cli: Command, tmp_path: Path
 ) -> None:
     assert cli("backup", own_trained, tmp_path / "old.zip").code == 0
-    assert cli("key", "rotate", own_trained).code == 0
+    assert cli("key", "--rotate", own_trained).code == 0
     refused = cli("restore", tmp_path / "old.zip", tmp_path / "back")
     assert refused.code == 2
     assert "--accept-older" in refused.err

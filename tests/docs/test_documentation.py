@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from run_tools import built_command
+from sifu.cli.main import app
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "docs/your-csv.md", "docs/guide.md", "docs/closed-form.md"]
 EXAMPLES = ["own_model.py", "frozen_features.py", "server_loop.py"]
@@ -94,17 +97,44 @@ def test_the_examples_run(reader: Reader, example: str) -> None:
     assert "verified: True" in reader.run(path=str(ROOT / "examples" / example))
 
 
-def test_every_command_is_documented() -> None:
-    from sifu.cli.main import app
+def shown_commands() -> Iterator[tuple[str, str]]:
+    """Yield each command line of `sifu` that a page shows, in a block or within a sentence, with the page's name."""
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("[ce]*/**/*.md"), ROOT / "mkdocs.yml"]:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        blocks = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.S | re.M)
+        lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+        for line in [*(line for line in lines if line.startswith("sifu ")), *re.findall(r"`(sifu [^`]+)`", text)]:
+            if page.name != "CHANGELOG.md":
+                yield page.name, " ".join(line.split("  #")[0].split())
 
-    text = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
-    for command in app.registered_commands:
-        name = command.name or command.callback.__name__.replace("_", "-")
-        assert f"sifu {name}" in text, f"sifu {name} is not in the docs"
-    everything = text + (ROOT / "docs/flower.md").read_text(encoding="utf-8")
-    for group in app.registered_groups:
-        for command in group.typer_instance.registered_commands:
-            assert f"sifu {group.typer_instance.info.name} {command.name}" in everything
+
+def wrong_word(line: str) -> str:
+    """Return the first word of a command line that names no command or option, or "" if there is none."""
+    command, before = built_command(app), ""
+    for word in line.split()[1:]:
+        options = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+        if word.startswith("--") and word.split("=")[0] not in {*options, "--help"}:
+            return word
+        below = getattr(command, "commands", None)
+        if below is not None and not word.startswith("--") and not before.startswith(("--a", "--w")):
+            if word not in below:
+                return "" if word.isupper() or word == "..." else word
+            command = below[word]
+        before = word
+    return ""
+
+
+def test_pages_show_every_command_and_no_other_command_or_option() -> None:
+    lines = list(shown_commands())
+    assert [(page, line) for page, line in lines if wrong_word(line)] == []
+    everything = built_command(app).commands
+    names = [f"{name} {below}" for name in everything for below in getattr(everything[name], "commands", [""])]
+    assert {name for name in names if not any(f"sifu {name}".strip() in line for _, line in lines)} == set()
+
+
+@pytest.mark.parametrize("line", ["sifu methods", "sifu train --bigger", "sifu --old train", "sifu clients remove RUN"])
+def test_control_an_unknown_command_or_option_is_noticed(line: str) -> None:
+    assert wrong_word(line)
 
 
 def test_every_link_of_the_pages_exists() -> None:

@@ -156,11 +156,11 @@ def test_a_request_covers_all_rows_of_a_person_and_names_the_person_while_it_wai
     TABLE.write_text("".join(re.sub("^P0062,", "P0061,", line) for line in lines), encoding="utf-8")
     train(table, "--set", "data.held_out=0")
     assert table("request", "heart-run", "--client", "south", "--records", "P0061", "--id", "case-1").code == 0
-    shown = table("requests", "show", "heart-run", "case-1").out
+    shown = table("requests", "heart-run", "case-1").out
     assert "2 records of south" in shown
     assert "identities: P0061" in shown
     assert table("forget", "heart-run").code == 0
-    assert "P0061" not in table("requests", "show", "heart-run", "case-1").out
+    assert "P0061" not in table("requests", "heart-run", "case-1").out
 
 
 def test_a_restored_backup_names_the_requests_of_certificates_that_came_later(table: Command) -> None:
@@ -182,14 +182,14 @@ def test_an_approved_request_can_be_withdrawn_but_an_executed_one_can_neither_be
     table: Command,
 ) -> None:
     train(table, "--set", "requests.approval=one")
-    decide = ("requests", "decide", "heart-run")
+    decide = ("decide", "heart-run")
     for case in ("wrong", "right"):
         assert table("request", "heart-run", "--client", "west", "--id", case, "--actor", "maria").code == 0
-        assert table(*decide, case, "approved", "--actor", "jon").code == 0
+        assert table(*decide, case, "approve", "--actor", "jon").code == 0
         if case == "wrong":
-            assert table(*decide, case, "withdrawn", "--actor", "jon").code == 0
+            assert table(*decide, case, "withdraw", "--actor", "jon").code == 0
     assert table("forget", "heart-run").code == 0
-    assert table(*decide, "right", "withdrawn", "--actor", "jon").code != 0
+    assert table(*decide, "right", "withdraw", "--actor", "jon").code != 0
     assert "already forgotten" in table("request", "heart-run", "--client", "west", "--level", "exact").err
 
 
@@ -212,21 +212,21 @@ def test_a_stolen_key_is_replaced(table: Command, monkeypatch: pytest.MonkeyPatc
     old = key_of(table, "heart-run")
     shutil.copytree("heart-run", "stolen")
     monkeypatch.setenv("SIFU_PASSPHRASE", "a passphrase")
-    assert table("key", "rotate", "heart-run").code == 0
-    assert table("certificate", "show", "heart-run", "r1", "--bundle", "again.json").code == 0
+    assert table("key", "--rotate", "heart-run").code == 0
+    assert table("certificate", "heart-run", "r1", "--bundle", "again.json").code == 0
     new = key_of(table, "heart-run")
     for file, key in ((certificate, old), ("again.json", new)):
         assert table("verify", file, "--public-key", key).code == 0
     assert table("verify", certificate, "--public-key", new).code != 0
     monkeypatch.setenv("SIFU_HEADS", str(Path("thief.heads").resolve()))
-    assert table("key", "rotate", "stolen").code == 0
+    assert table("key", "--rotate", "stolen").code == 0
     assert table("verify", "stolen", "--public-key", old).code == 0
     assert table("verify", "stolen", "--public-key", new).code != 0
 
 
 def key_of(cli: Command, run: str) -> str:
     """Return the run's current public key."""
-    return str(cli("key", "show", run, "--format", "json").json["public_keys"][-1]["key"])
+    return str(cli("key", run, "--format", "json").json["public_keys"][-1]["key"])
 
 
 def test_a_forgotten_client_cannot_return_under_its_name(table: Command) -> None:
@@ -248,7 +248,7 @@ def test_one_held_out_visit_makes_the_whole_request_fail(table: Command) -> None
     assert "or the row is kept for testing" in refused.err
     unknown = table("request", "heart-run", "--client", "south", "--records", "P9999")
     assert "or the row is kept for testing" in unknown.err
-    assert table("requests", "list", "heart-run", "--pending", "--format", "json").json["requests"] == []
+    assert table("requests", "heart-run", "--pending", "--format", "json").json["requests"] == []
 
 
 def test_a_backup_is_not_encrypted_with_the_key(table: Command, monkeypatch: pytest.MonkeyPatch) -> None:

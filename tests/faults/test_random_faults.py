@@ -21,15 +21,13 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="the log needs a C compiler"),
 ]
 READ_ONLY = {
-    "audit", "certificate check-record",
-    "clients list", "doctor", "key show", "methods", "plan", "requests list", "requests show", "status", "token list",
-    "verify",
+    "audit", "clients list", "plan", "requests", "status", "token list", "verify",
 }  # fmt: skip
 """Commands that write nothing, or only the file named in their arguments."""
 ELSEWHERE = {
     "clients sign": "writes one file, on a client's machine",
     "demo": "train, forget and verify in a new folder",
-    "flower new": "writes a new folder from templates",
+    "flower": "writes a new folder from templates",
     "serve": "starts the commands above as jobs",
 }
 
@@ -66,5 +64,6 @@ def test_every_command_that_writes_is_tried() -> None:
 
     tried = {words.removeprefix(f"{INTERRUPTED} ") for commands in SCENARIOS.values() for words in commands}
     everything = set(names(built_command(app), ""))
-    missing = {name for name in everything if not any(f" {name} " in f" {words} " for words in tried)}
+    begun = [f" {' '.join(words.split()[:3])} " for words in tried]
+    missing = {name for name in everything if not any(f" {name} " in words for words in begun)}
     assert missing == READ_ONLY | ELSEWHERE.keys()

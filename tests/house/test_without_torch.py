@@ -65,8 +65,8 @@ def test_a_run_a_certificate_and_a_bundle_are_verified(bare: Environment, finish
     for arguments in (
         ["verify", run],
         ["verify", certificate],
-        ["certificate", "show", run, "gone"],
-        ["certificate", "show", run, "gone", "--bundle", "bundle.json"],
+        ["certificate", run, "gone"],
+        ["certificate", run, "gone", "--bundle", "bundle.json"],
         ["verify", "bundle.json"],
     ):
         answer = bare(*arguments)
@@ -109,9 +109,3 @@ def test_a_command_that_needs_an_extra_names_it(
     assert len(answer.stderr.splitlines()) == 1
     assert state(bare.folder / "run") == before
     assert not (bare.folder / "new").exists()
-
-
-def test_doctor_says_what_is_missing(bare: Environment) -> None:
-    answer = bare("doctor", "--format", "json")
-    assert answer.returncode == 0, answer.stderr
-    assert ".[train]" in json.loads(answer.stdout)["engines"]["embedded"]

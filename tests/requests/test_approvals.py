@@ -82,7 +82,7 @@ def test_the_independent_verifier_compares_people_alike() -> None:
 def test_a_request_that_was_ended_cannot_be_approved_again(one: Path, cli: Command, decision: str) -> None:
     run = sifu.open_run(one)
     run.request(["client-003"], "a", actor="ann")
-    approve = ("requests", "decide", one, "a", "approved", "--actor", "bob")
+    approve = ("decide", one, "a", "approve", "--actor", "bob")
     assert cli(*approve).code == 0
     assert "was already approved" in cli(*approve).out  # negative control: it waits
     run.decide("a", decision, "a mistake", actor="ann")
@@ -99,13 +99,13 @@ def test_two_different_people_who_did_not_ask_must_approve(two: Path, cli: Comma
         run.forget(request="a")
     with pytest.raises(InputError, match="rita filed request a"):
         run.decide("a", "approved", actor=" Rita ")
-    assert cli("requests", "decide", two, "a", "approved", "--actor", "ann").out.endswith("It needs 1 more approval.\n")
+    assert cli("decide", two, "a", "approve", "--actor", "ann").out.endswith("It needs 1 more approval.\n")
     # a second approval by the same person does not count
     assert run.decide("a", "approved", actor="ANN") == "unchanged"
-    assert "needs 1 more approval" in cli("requests", "list", two).out
+    assert "needs 1 more approval" in cli("requests", two).out
     assert "a needs 1 more approval" in cli("status", two).out
     assert cli("forget", two, "--request", "a").code == 2
-    assert cli("requests", "decide", two, "a", "approved", "--actor", "bob").code == 0
+    assert cli("decide", two, "a", "approve", "--actor", "bob").code == 0
     (outcome,) = run.forget()
     assert outcome.request == "a"
     record = run.request_record("a")
@@ -196,7 +196,7 @@ def test_decisions_beside_a_process_that_writes_go_through_the_inbox(two: Path, 
     run = sifu.open_run(two)
     with RunWriter.open(two) as writer:
         run.request(["client-003"], "a", actor="rita")  # posted as a message: the request is not in the ledger yet
-        answer = cli("requests", "decide", two, "a", "approved", "--actor", "ann", "--format", "json")
+        answer = cli("decide", two, "a", "approve", "--actor", "ann", "--format", "json")
         assert answer.json == {"request": "a", "status": "approved", "changed": False, "posted": True}
         assert ingest(writer) == []
         assert run.decide("a", "approved", actor="ann") == "unchanged"

@@ -52,20 +52,20 @@ def test_pending_requests_of_several_runs_by_deadline(trained_run: Path, tmp_pat
     assert sifu.find_runs(tmp_path) == [tmp_path / "north", tmp_path / "south/deep"]
     assert [pending.request for pending in sifu.pending_requests(tmp_path)] == ["n-late", "s-soon", "n-usual"]
     later(2)
-    listed = cli("requests", "list", tmp_path, "--pending", "--format", "json").json["requests"]
+    listed = cli("requests", tmp_path, "--pending", "--format", "json").json["requests"]
     assert [(row["request"], row["overdue"], row["days_left"]) for row in listed] == [
         ("n-late", True, -1),
         ("s-soon", False, 1),
         ("n-usual", False, 28),
     ]
-    answer = cli("requests", "list", tmp_path / "north", tmp_path / "south", "--overdue")
+    answer = cli("requests", tmp_path, "--overdue")
     assert "n-late" in answer.out
     assert "s-soon" not in answer.out
-    assert cli("requests", "list", tmp_path / "south", "--overdue").out == "No request is overdue.\n"
-    every = cli("requests", "list", tmp_path).out
+    assert cli("requests", tmp_path / "south", "--overdue").out == "No request is overdue.\n"
+    every = cli("requests", tmp_path).out
     assert all(name in every for name in ("n-late", "s-done", "s-refused"))
-    assert cli("requests", "list", tmp_path, "--public").code == 2
-    assert cli("requests", "list", tmp_path / "nowhere").code == 2
+    assert cli("requests", tmp_path, "--public").code == 2
+    assert cli("requests", tmp_path / "nowhere").code == 2
 
 
 def test_a_run_that_cannot_be_read_does_not_hide_the_others(
@@ -75,15 +75,15 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(
         copy_run(trained_run, tmp_path / name)
     sifu.open_run(tmp_path / "whole").request(["client-001"], "late", deadline_days=1)
     (tmp_path / "damaged" / "run.db").write_bytes(b"no database")
-    answer = cli("requests", "list", tmp_path, "--overdue")
+    answer = cli("requests", tmp_path, "--overdue")
     assert (answer.code, answer.out) == (5, "No request is overdue in the other runs.\n")
     later(2)
-    answer = cli("requests", "list", tmp_path, "--overdue", "--format", "json")
+    answer = cli("requests", tmp_path, "--overdue", "--format", "json")
     assert answer.code == 5
     assert "damaged cannot be listed: " in answer.err
     assert [row["request"] for row in answer.json["requests"]] == ["late"]
     assert answer.json["unread"] == [str(tmp_path / "damaged")]
-    alone = cli("requests", "list", tmp_path / "damaged", "--overdue")
+    alone = cli("requests", tmp_path / "damaged", "--overdue")
     assert (alone.code, alone.out) == (5, "")
 
 
@@ -105,8 +105,8 @@ def test_every_command_on_a_run_says_what_is_overdue(own_trained: Path, cli: Com
         ("status", own_trained),
         ("plan", own_trained, "--clients", "client-002"),
         ("verify", own_trained),
-        ("requests", "show", own_trained, "forgotten-on-the-desk"),
-        ("key", "show", own_trained),
+        ("requests", own_trained, "forgotten-on-the-desk"),
+        ("key", own_trained),
         ("request", own_trained, "--clients", "client-002", "--id", "another"),
     ]
     assert "overdue" not in cli(*commands[0]).err

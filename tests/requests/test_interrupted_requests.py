@@ -41,7 +41,7 @@ def test_a_data_file_that_is_missing_is_named_with_the_command(tmp_path: Path, c
     failed = cli("forget", run.folder)
     assert failed.code == 2
     way = f"Request gone waits: sifu forget {run.folder} executes it once the cause of the error is removed (a missing "
-    for text in shown(failed, cli("status", run.folder), cli("requests", "list", run.folder)):
+    for text in shown(failed, cli("status", run.folder), cli("requests", run.folder)):
         assert f"thereisnofile{file}" in text
         assert "".join(way.split()) in text
     (tmp_path / "elsewhere.csv").rename(file)

@@ -51,9 +51,9 @@ def test_status_counts_hospitals_and_not_their_turns(run: sifu.Run) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["status", "RUN", "--all"], ["requests", "list", "RUN"], ["requests", "show", "RUN", "waits"],
+        ["status", "RUN", "--all"], ["requests", "RUN"], ["requests", "RUN", "waits"],
         ["plan", "RUN", "--request", "waits"], ["plan", "RUN", "--client", "budapest"],
-        ["certificate", "show", "RUN", "more"], ["certificate", "show", "RUN", "more", "--public"], ["verify", "RUN"],
+        ["certificate", "RUN", "more"], ["certificate", "RUN", "more", "--public"], ["verify", "RUN"],
     ],
     ids=" ".join,
 )  # fmt: skip

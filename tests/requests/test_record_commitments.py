@@ -46,10 +46,10 @@ def test_the_person_checks_the_public_certificate(run: sifu.Run, cli: Command) -
     assert all(nonce not in path.read_text("latin-1") for nonce in nonces.values()
                for path in run.folder.rglob("*") if path.is_file())  # fmt: skip
     for identity, nonce in nonces.items():
-        assert cli("certificate", "check-record", file, "--id", identity, "--nonce", nonce).code == 0
+        assert cli("verify", file, "--record", identity, "--nonce", nonce).code == 0
     for identity, nonce in (("P005", nonces["P003"]), ("P003", nonces["P009"]), ("P003", "00" * 32)):
-        assert cli("certificate", "check-record", file, "--id", identity, "--nonce", nonce).code == 3
-    assert cli("certificate", "check-record", file, "--id", "P003", "--nonce", "none").code == 2
+        assert cli("verify", file, "--record", identity, "--nonce", nonce).code == 3
+    assert cli("verify", file, "--record", "P003", "--nonce", "none").code == 2
     body = json.loads(file.read_text())["body"]
     assert len(body["commitments"]["records"]) == 2
     assert "P003" not in file.read_text()
@@ -64,7 +64,7 @@ def test_control_a_forged_certificate_names_no_record(run: sifu.Run, cli: Comman
     forged = record_commitment(content["body"]["run"], "r1", "south", "P005", nonces["P003"])
     content["body"]["commitments"]["records"] = [forged]
     (tmp_path / "forged.json").write_text(json.dumps(content))
-    checked = ("certificate", "check-record", tmp_path / "forged.json", "--id", "P005", "--nonce", nonces["P003"])
+    checked = ("verify", tmp_path / "forged.json", "--record", "P005", "--nonce", nonces["P003"])
     assert cli(*checked).code == 3
 
 
@@ -123,7 +123,7 @@ def test_a_command_that_is_cut_off_has_shown_the_nonces(
     (nonce,) = re.findall(r"P003: ([0-9a-f]{64})", answer.err)
     run.forget()
     file = run.folder / "certificates" / "r1.public.json"
-    assert cli("certificate", "check-record", file, "--id", "P003", "--nonce", nonce).code == 0
+    assert cli("verify", file, "--record", "P003", "--nonce", nonce).code == 0
 
 
 @pytest.mark.parametrize("command", ["request", "forget"])
@@ -141,7 +141,7 @@ def test_a_command_shows_the_nonces_of_a_request_that_was_filed_and_of_no_other(
     assert "Give each person the nonce" in first.out
     run.forget()
     file = run.folder / "certificates" / "r1.public.json"
-    assert cli("certificate", "check-record", file, "--id", "P009", "--nonce", nonces["P009"]).code == 0
+    assert cli("verify", file, "--record", "P009", "--nonce", nonces["P009"]).code == 0
 
 
 def test_a_request_that_is_filed_again_shows_no_other_nonces(run: sifu.Run, cli: Command) -> None:
@@ -154,7 +154,7 @@ def test_a_request_that_is_filed_again_shows_no_other_nonces(run: sifu.Run, cli:
 
 def test_lists_have_the_number_of_records_and_not_their_rows(run: sifu.Run, cli: Command) -> None:
     run.request(["south"], "r1", records=["P009", "P003"])
-    for command in (("list", run.folder), ("show", run.folder, "r1")):
+    for command in ((run.folder,), (run.folder, "r1")):
         (listed,) = cli("requests", *command, "--format", "json").json["requests"]
         assert (listed["records"], listed["terms"]["records"]) == (2, 2)
         assert listed.get("identities", ["P003", "P009"]) == ["P003", "P009"]

@@ -242,7 +242,7 @@ def test_the_certificate_says_how_many_and_nothing_that_identifies_them(tmp_path
         {name: value for name, value in run.certificate("r1").body.items() if name not in private} for run in runs
     )
     assert first == second
-    told = cli("certificate", "show", runs[0].folder, "r1", "--public").out
+    told = cli("certificate", runs[0].folder, "r1", "--public").out
     assert "to forget 2 records of c2" in " ".join(told.split())
 
 
@@ -279,8 +279,8 @@ def test_on_the_command_line(tmp_path: Path, cli: Command) -> None:
     request = cli("request", folder, "--client", "client-002", "--records", rows, "--format", "json")
     assert json.loads(request.out)["records"] == 2
     assert "row numbers" not in cli("purge", folder).out  # nothing was forgotten yet
-    assert "r1: 2 records of client-002; until" in cli("requests", "list", folder).out
-    assert "2 records of" in cli("requests", "list", folder, "--pending").out  # the name may be on the next line
+    assert "r1: 2 records of client-002; until" in cli("requests", folder).out
+    assert "2 records of" in cli("requests", folder, "--pending").out  # the name may be on the next line
     (public,) = sifu.Run(folder).public_record()
     assert (public.clients, public.records) == (1, 2)
     done = cli("forget", folder, "--format", "json")

@@ -26,7 +26,7 @@ from sifu.store.writer import RunWriter
 def test_every_step_is_an_event_with_time_and_actor(own_trained: Path, cli: Command, monkeypatch: Any) -> None:
     monkeypatch.setenv("SIFU_ACTOR", "the desk")
     assert cli("request", own_trained, "--clients", "client-003", "--id", "a", "--actor", "portal").code == 0
-    assert cli("requests", "decide", own_trained, "a", "verified", "--actor", "ann").code == 0
+    assert cli("decide", own_trained, "a", "verify", "--actor", "ann").code == 0
     run = sifu.open_run(own_trained)
     run.forget(request="a")
     steps = run.request_record("a").steps
@@ -34,7 +34,7 @@ def test_every_step_is_an_event_with_time_and_actor(own_trained: Path, cli: Comm
     assert [step.actor for step in steps] == ["portal", "ann", "the desk", "the desk", "the desk"]
     assert all(step.time for step in steps)
     assert run.verify().problems == []
-    shown = cli("requests", "list", own_trained)
+    shown = cli("requests", own_trained)
     assert "verified by ann" in shown.out
 
 
@@ -42,8 +42,9 @@ def test_every_step_is_an_event_with_time_and_actor(own_trained: Path, cli: Comm
 def test_a_refused_or_withdrawn_request_is_not_carried_out(own_trained: Path, cli: Command, decision: str) -> None:
     run = sifu.open_run(own_trained)
     run.request(["client-003"], "a")
+    word = {"refused": "refuse", "withdrawn": "withdraw"}[decision]
     assert run.status().clients[3].state == "waiting"
-    assert cli("requests", "decide", own_trained, "a", decision, "--reason", "not theirs").code == 0
+    assert cli("decide", own_trained, "a", word, "--reason", "not theirs").code == 0
     assert run.status().clients[3].state == "active"
     assert run.forget() == []
     with pytest.raises(InputError, match=decision):
@@ -120,8 +121,8 @@ def test_the_public_record_holds_no_personal_data(own_trained: Path, cli: Comman
     run.request(["client-004", "client-005"], "secret-id", actor="Ann")
     run.decide("secret-id", "refused", "Jane said so", "Ann")
     for answer in (
-        cli("requests", "list", own_trained, "--public"),
-        cli("requests", "list", own_trained, "--public", "--format", "json"),
+        cli("requests", own_trained, "--public"),
+        cli("requests", own_trained, "--public", "--format", "json"),
     ):
         assert answer.code == 0
         for word in ("client-00", "Jane", "secret", "Ann"):

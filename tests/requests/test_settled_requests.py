@@ -94,9 +94,9 @@ def test_the_command_settles_and_the_list_says_why(tmp_path: Path, cli: Command,
     run = sifu.train(SMALL, run=tmp_path / "run")
     with pytest.raises(InputError, match="refuse every round"):
         run.forget(["client-003"], "gone", method="scratch")
-    settled = cli("requests", "settle", run.folder, "gone", "--reason", WHY, "--format", "json")
+    settled = cli("decide", run.folder, "gone", "settle", "--reason", WHY, "--format", "json")
     assert settled.json["level"] == "exact"
-    assert WHY in cli("requests", "show", run.folder, "gone").out
+    assert WHY in cli("requests", run.folder, "gone").out
 
 
 def last_line(text: str) -> str:
@@ -108,13 +108,13 @@ def test_a_failure_after_the_rollback_says_what_to_do(
 ) -> None:
     run = sifu.train(SMALL, run=tmp_path / "run")
     run.request(["client-005"], "later")
-    way = f"sifu requests settle {run.folder} gone --reason TEXT"
+    way = f"sifu decide {run.folder} gone settle --reason TEXT"
     for command in (["--client", "client-003", "--request", "gone", "--method", "scratch"], [], ["--request", "later"]):
         failed = cli("forget", run.folder, *command)
         assert failed.code == 2
         assert last_line(failed.err).startswith("sifu: the nodes refuse every round. Request gone is unfinished")
         assert way in last_line(failed.err)
-    for shown in (cli("status", run.folder), cli("requests", "show", run.folder, "gone")):
+    for shown in (cli("status", run.folder), cli("requests", run.folder, "gone")):
         assert "the nodes refuse every round. Request gone is unfinished" in " ".join(shown.out.split())
         assert "".join(way.split()) in "".join(shown.out.split())  # a long path may be broken at any place
     assert way in run.request_record("gone").status.failure

@@ -86,7 +86,7 @@ def test_an_unapproved_request_changes_no_other_release(tmp_path: Path, method: 
     assert model_of(run) == model_of(twin)
     assert "c2" in {client.name for client in run.status().clients if client.state == "active"}
     run.decide(pending, "refused", "not hers", actor="Ann")
-    assert run.release().rounds == 0  # no client was left out, so none comes back
+    assert run.update().rounds == 0  # no client was left out, so none comes back
     assert model_of(run) == model_of(twin)
     assert is_fine(run)
 
@@ -130,10 +130,10 @@ def test_a_refused_client_is_in_the_next_head(tmp_path: Path, keep: str, decisio
 
     assert model_of(run) == fresh("c2", "c4")  # approved and pending requests are left out
     run.decide(pending, decision, "not hers", actor="Bob")
-    released = run.release()
+    released = run.update()
     assert (released.rounds, released.returned, released.left_out) == (1, ("c2",), ())
     assert model_of(run) == fresh("c4")
-    assert run.release().rounds == 0
+    assert run.update().rounds == 0
     assert is_fine(run)
 
 
@@ -144,7 +144,7 @@ def test_a_withdrawn_client_takes_part_again_from_then_on(tmp_path: Path, method
     execute(run, "c4", method)
     before = taken_part(run, 2)
     run.decide(pending, "withdrawn")
-    assert run.release().rounds == 0
+    assert run.update().rounds == 0
     execute(run, "c5", method)
     assert taken_part(run, 2) - before
     assert is_fine(run)
@@ -160,13 +160,13 @@ def test_the_next_request_brings_a_withdrawn_client_back_at_once(tmp_path: Path)
     for either in (run, twin):
         execute(either, "c5", "scratch")
     assert model_of(run) == model_of(twin)
-    assert run.release().rounds == 0
+    assert run.update().rounds == 0
 
 
 def test_release_leaves_out_approved_clients_and_brings_newcomers_in(tmp_path: Path) -> None:
     run = started(tmp_path / "run", "closed_form")
     run.request(["c1"])
-    released = run.release()
+    released = run.update()
     assert (released.rounds, released.clients, released.left_out) == (1, 5, ("c1",))
     stay = [client for client in table_clients() if client.name != "c1"]
     assert model_of(run) == model_of(sifu.train(spec_of("closed_form"), run=tmp_path / "fresh", clients=stay))

@@ -102,9 +102,9 @@ def _ways_out(run: sifu.Run, folder: Path, command: Command) -> dict[str, bytes]
         "plan": ("plan", here, "--clients", "client-002", "--all"),
         "report": ("report", here, "--output", out / "report.html"),
         "verify": ("verify", here, "--all"),
-        "certificate": ("certificate", "show", here, "r1", "--public"),
-        "auditor's certificate": ("certificate", "show", here, "r1", "--all"),
-        "bundle": ("certificate", "show", here, "r1", "--bundle", out / "bundle.json"),
+        "certificate": ("certificate", here, "r1", "--public"),
+        "auditor's certificate": ("certificate", here, "r1", "--all"),
+        "bundle": ("certificate", here, "r1", "--bundle", out / "bundle.json"),
         "audit": ("audit", here, "--output", out / "audit", "--replays", "20"),
         "release": ("release", here),
     }

@@ -90,11 +90,11 @@ def test_several_requests_share_a_release(tmp_path):
     with run.reader() as reader:
         assert len(releases(reader)) == 1
         assert np.array_equal(released_model(reader), first)
-    with pytest.warns(sifu.errors.SifuWarning, match="publish the new head with sifu release"):
+    with pytest.warns(sifu.errors.SifuWarning, match="publish the new head with sifu update"):
         run.export(tmp_path / "model.safetensors")
     assert _problems(tmp_path / "run") == []
-    assert run.release().published
-    assert not run.release().published
+    assert run.update().published
+    assert not run.update().published
     with run.reader() as reader:
         assert [len(row.clients) for row in releases(reader)] == [6, 4]
         assert not np.array_equal(released_model(reader), first)

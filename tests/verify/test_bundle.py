@@ -23,7 +23,7 @@ def test_the_command_writes_a_file_that_verifies_and_changes_nothing(
     own_run: Path, tmp_path: Path, cli: Command
 ) -> None:
     before, file = state(own_run), tmp_path / "bundle.json"
-    answer = cli("certificate", "show", own_run, "strictly", "--bundle", file, "--format", "json")
+    answer = cli("certificate", own_run, "strictly", "--bundle", file, "--format", "json")
     assert answer.code == 0, answer.err
     assert answer.json == {"bundle": str(file), "request": "strictly"}
     assert json.loads(file.read_bytes())["certificate"] == json.loads(
@@ -76,9 +76,9 @@ def test_no_byte_of_it_tells_of_others_or_of_a_key(own_run: Path) -> None:
 
 def test_a_new_key_continues_the_chain(own_run: Path, tmp_path: Path, cli: Command) -> None:
     old = sifu.open_run(own_run).keys().public_keys[-1].key
-    assert cli("key", "rotate", own_run).code == 0
+    assert cli("key", "--rotate", own_run).code == 0
     new = sifu.open_run(own_run).keys().public_keys[-1].key
-    assert cli("certificate", "show", own_run, "strictly", "--bundle", tmp_path / "b.json").code == 0
+    assert cli("certificate", own_run, "strictly", "--bundle", tmp_path / "b.json").code == 0
     for key in (old, new):
         assert cli("verify", tmp_path / "b.json", "--public-key", key).code == 0
     assert sifu.verify_certificate(tmp_path / "b.json").public_key == new

@@ -37,8 +37,8 @@ COMMANDS = (
     ("plan", "--clients", "client-000"),
     ("forget", "--clients", "client-000"),
     ("request", "--clients", "client-000"),
-    ("requests", "list"),
-    ("key", "show"),
+    ("requests",),
+    ("key",),
     ("clients", "list"),
     ("report",),
     ("purge",),
@@ -84,7 +84,7 @@ def test_a_changed_run_stops_every_command(
     assert "heads: " in answer.err
     before, known = state(used), heads.read_bytes()
     for command, *options in COMMANDS:
-        parts = [command, options.pop(0)] if command in ("requests", "key", "clients") else [command]
+        parts = [command, options.pop(0)] if command == "clients" else [command]
         answer = cli(*parts, used, *options)
         assert answer.code == 5, (parts, answer.out)
     assert (state(used), heads.read_bytes()) == (before, known)
@@ -250,7 +250,7 @@ def test_reading_remembers_nothing(own_trained: Path, heads: Path, tmp_path: Pat
     for command in ("status", "report"):
         assert cli(command, own_trained).code == 0
     assert cli("plan", own_trained, "--clients", "client-000").code == 0
-    assert cli("requests", "list", own_trained).code == 0
+    assert cli("requests", own_trained).code == 0
     assert not heads.exists()
     assert verify_run(own_trained).problems == []
     assert heads.exists()

@@ -36,7 +36,7 @@ def serve(
         str, option("Client id at the issuer; its secret is SIFU_SIGN_IN_SECRET.", "--sign-in-client", metavar="ID")
     ] = "sifu",
 ) -> None:
-    """Serve the console: runs in the browser, requests with approval, a JSON API.
+    """Serve the console: runs in the browser, with approvals, and a JSON API.
 
     By default it accepts connections from this machine only; other machines need TLS. People log in with tokens, see
     sifu token. Ctrl-C stops only the console: requests in execution continue.
@@ -73,7 +73,7 @@ def serve(
     answer(app, binding, listening)
 
 
-token = Commands("token", "Create, list and revoke tokens of the console, one for each person or system.")
+token = Commands("token", "Create, list and revoke tokens of the console.")
 FolderArgument = Annotated[Path, argument("FOLDER", "First folder given to sifu serve.")]
 
 

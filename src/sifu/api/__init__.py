@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from sifu.api.evaluation import Evaluated
 from sifu.api.run import NamedKey, OperatorKeys, Run
-from sifu.api.run_requests import Certificate, Released, RequestRecord
+from sifu.api.run_requests import Certificate, RequestRecord
 from sifu.api.run_search import find_runs, pending_requests
 from sifu.api.safekeeping import Restoration, restore
 from sifu.api.spec_file import load_spec
@@ -36,7 +36,6 @@ __all__ = [
     "PredictedRow",
     "PublicRequest",
     "Purge",
-    "Released",
     "RequestRecord",
     "RequestStatus",
     "RequestStep",

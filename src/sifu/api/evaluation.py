@@ -59,7 +59,7 @@ def evaluate(writer: RunWriter, engines: RunEngines, on: MeasuredOn | None) -> E
     if on not in (None, "training", "held-out"):
         raise InputError(f"a model is evaluated on training or held-out rows, found {on!r}")
     if released_node(writer) != writer.tip:
-        raise InputError("the current head was not released, and only releases are evaluated: use sifu release first")
+        raise InputError("the current head was not released, and only releases are evaluated: use sifu update first")
     if on != "training":
         if read_held_out(writer.folder, writer.tip) is None:
             engines.measure_held_out(writer)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sifu.api.evaluation import Evaluated, evaluate
 from sifu.api.history import HistoryRow, history_of
 from sifu.api.request_calls import RequestCalls
-from sifu.api.run_requests import Released, bring_up_to_date
+from sifu.api.run_requests import Updated, bring_up_to_date
 from sifu.api.safekeeping import back_up, rotate_key
 from sifu.api.status import RunStatus, status_of
 from sifu.choices import MeasuredOn
@@ -74,22 +74,6 @@ class Run(RequestCalls):
                 self.measure_held_out(writer)
         return self
 
-    def rebuild(self, progress: ProgressCallback | None = None) -> int:
-        """Rebuild the group models that requests erased.
-
-        Args:
-            progress: Callback invoked after each round.
-
-        Returns:
-            The number of rebuilt groups.
-        """
-        engine = self.engine()
-        with self._checked_writer("rebuild its groups") as writer:
-            worker = Worker(writer, engine, progress, engines=self._engines)
-            count = worker.rebuild_groups()
-            worker.execute_records()
-        return count
-
     def evaluate(self, on: MeasuredOn | None = None) -> Evaluated:
         """Evaluate the current model and record its figures, which `status` then shows.
 
@@ -106,19 +90,17 @@ class Run(RequestCalls):
         with self._checked_writer("evaluate its model") as writer:
             return evaluate(writer, self._engines, on)
 
-    def release(self, progress: ProgressCallback | None = None) -> Released:
-        """Bring the released model up to date with the clients that should be in it.
+    def update(self, progress: ProgressCallback | None = None) -> Updated:
+        """Do what the run owes: bring the released model up to date, and rebuild the groups that requests erased.
 
-        These are all clients except forgotten clients and clients that a waiting, approved request names. Approved
-        requests for records are executed first. A closed-form head is solved again if other clients should be in it.
-        Without a closed-form head, clients miss rounds while their approved request waits; if it is refused or
-        withdrawn, the same number of rounds is now run with them. Requests to forget clients are not executed; use
-        `forget`.
+        The model contains all clients except forgotten clients and clients that a waiting, approved request names.
+        Approved requests for records are executed first. A closed-form head is solved again if other clients should be
+        in it. Requests to forget clients are not executed; use `forget`.
 
         Args:
             progress: Callback invoked after each round.
         """
-        with self._checked_writer("release its model") as writer:
+        with self._checked_writer("update its model") as writer:
             return bring_up_to_date(writer, self._engines, progress)
 
     @reading_once()

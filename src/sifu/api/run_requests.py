@@ -97,7 +97,7 @@ def execute(
         if request not in rows and approvals_needed(writer):
             raise InputError(
                 "requests of this run need approval before they are executed (requests.approval in its spec): file "
-                "the request with sifu request and have it approved with sifu requests decide"
+                "the request with sifu request and have it approved with sifu decide"
             )
     elif request is None and not any(row.is_open and row.request not in lacking for row in view.requests):
         return []
@@ -146,15 +146,16 @@ def execute(
 
 
 @dataclass(frozen=True)
-class Released:
-    """The released model after `Run.release`.
+class Updated:
+    """The released model after `Run.update`.
 
     Attributes:
-        rounds: Number of rounds or solves that `Run.release` ran, or 0 if the model was up to date.
+        rounds: Number of solves, or 0 if the model was up to date.
         clients: Number of clients in the model.
         returned: Clients that are in the model again.
         left_out: Clients that pending requests leave out.
         executed: Requests for records that were executed first.
+        rebuilt: Number of groups that were trained again.
         published: True if a head was released with noise (`release.noise`).
     """
 
@@ -163,26 +164,28 @@ class Released:
     returned: tuple[str, ...]
     left_out: tuple[str, ...]
     executed: tuple[str, ...]
-    published: bool = False
+    rebuilt: int
+    published: bool
 
 
-def bring_up_to_date(writer: RunWriter, engines: RunEngines, progress: ProgressCallback | None) -> Released:
-    """Train or solve until the released model contains all clients that it should (see `Run.release`)."""
+def bring_up_to_date(writer: RunWriter, engines: RunEngines, progress: ProgressCallback | None) -> Updated:
+    """Solve until the released model contains all clients that it should, and rebuild groups (see `Run.update`)."""
     ingest(writer)
     before = len(releases(writer))
     worker = Worker(writer, engines.current(), progress, engines=engines)
     executed = worker.execute_records()
     view = RunView(writer)
     back = RecordedSolve(worker.engine, writer, view).missing() if view.regime.solves else ()
-    rounds = worker.bring_up_to_date()
+    rounds, rebuilt = worker.bring_up_to_date(), worker.rebuild_groups()
     engines.measure_held_out(writer)
     view = RunView(writer)
-    return Released(
+    return Updated(
         rounds,
         int(view.active.size),
         tuple(plain_name(writer, client) for client in sorted(back)) if rounds else (),
         tuple(plain_name(writer, client) for client in sorted(view.left_out)),
         tuple(executed),
+        rebuilt,
         len(releases(writer)) > before,
     )
 

@@ -77,7 +77,7 @@ def back_up(writer: RunWriter, file: Path) -> str:
     if left := messages(writer.folder):
         log.warning(
             "the backup lacks %d inbox messages that were submitted but not examined, or cannot be read; the first is "
-            "%s: examine it (sifu requests show) and back up again",
+            "%s: examine it (sifu requests) and back up again",
             len(left),
             left[0].request,
         )

@@ -14,6 +14,7 @@ from sifu.cli.options import (
     option,
 )
 from sifu.cli.output import Answer
+from sifu.core.record_commitments import names_record
 from sifu.errors import InputError, VerificationError
 
 
@@ -30,25 +31,34 @@ def verify(
     heads: Annotated[
         list[Path] | None, option("File of signed heads kept elsewhere, or a certificate; repeatable.", "--head")
     ] = None,
+    record: Annotated[
+        str | None, option("Record that a certificate must cover: its identity, or its row number.", metavar="X")
+    ] = None,
+    nonce: Annotated[str, option("With --record: nonce handed out when the request was filed.", metavar="HEX")] = "",
     everything: AllOption = False,
 ) -> Answer:
-    """Recompute the claims, offline, from the record and the stored models. Exit code 3 if anything is wrong.
+    """Recompute the claims of a run or a certificate, offline.
 
-    For a run folder, checks ledger, tables, rounds, models, requests and certificates, and names the requests whose
-    models were erased: these rest on the signed record. It changes nothing, and can run while another command writes.
-    For a certificate file, checks its signature and that its figures agree. For a bundle, also checks the chain of
-    events and the succession of keys. A note is not a fault. Only a key or a head kept elsewhere shows that the run was
-    not rewritten as a whole.
+    Exit code 3 if anything is wrong. For a run folder, checks ledger, tables, rounds, models, requests and
+    certificates, and names the requests whose models were erased: these rest on the signed record. It changes nothing,
+    and can run while another command writes. For a certificate file, checks its signature and that its figures agree.
+    For a bundle, also checks the chain of events and the succession of keys. A note is not a fault. Only a key or a
+    head kept elsewhere shows that the run was not rewritten as a whole. With --record and --nonce, a person checks that
+    a certificate covers their record.
     """
     if not target.exists():
         raise InputError(f"{target} does not exist: give a run folder or a certificate file")
     of_run = target.is_dir()
+    if (record is None) != (not nonce) or (record is not None and of_run):
+        raise InputError("--record and --nonce belong together, and to a certificate")
     if heads and not of_run:
         raise InputError(f"--head needs a run folder, and {target} is not one: leave it out")
     if of_run:
         result = sifu.verify_run(target, public_key, heads or ())
     else:
         result = sifu.verify_certificate(target, public_key)
+        if record is not None:
+            return _check_record(result, record, nonce)
     lines = result.lines(everything)
     if public_key is None and not of_run:
         lines.insert(-1, "Compare this key with the one the operator published, or give it with --public-key.")
@@ -57,6 +67,19 @@ def verify(
         raise VerificationError("\n  ".join(lines))
 
     return Answer(result.to_mapping, *(lines if result.holds else [fail]), code=0 if result.holds else 3)
+
+
+def _check_record(verified: sifu.Verification, identity: str, nonce: str) -> Answer:
+    """Return whether a certificate holds and covers a record."""
+    named = verified.holds and names_record(verified.content["body"], identity, nonce)
+    values = {"certificate": verified.subject, "identity": identity, "named": named, "problems": verified.problems}
+
+    def fail() -> None:
+        why = verified.problems[0] if verified.problems else "no commitment opens with this identity and nonce"
+        raise VerificationError(f"{verified.subject} does not say that record {identity} was forgotten: {why}")
+
+    says = f"{verified.subject} is about record {identity}: it is one of the forgotten records."
+    return Answer(values, says if named else fail, code=0 if named else 3)
 
 
 def audit(
@@ -81,12 +104,12 @@ def audit(
     trials: Annotated[int, option("Trial deletions to compare, 0 for none.", min=0)] = 50,
     output: Annotated[Path | None, option("Folder for audit.json.", show_default="DIR/audit")] = None,
 ) -> Answer:
-    """Attack the certified claims. Exit code 3 if any of them is contradicted.
+    """Attack the certified claims.
 
-    Replays the run with and without the forgotten clients (all data must be available), compares true distances
-    with Psi and noise with its record, bounds epsilon from below by replaying releases, and attacks the released
-    model. It also compares releases before and after a deletion, which no certificate covers; two exported files are
-    compared without the run.
+    Exit code 3 if any of them is contradicted. Replays the run with and without the forgotten clients (all data must be
+    available), compares true distances with Psi and noise with its record, bounds epsilon from below by replaying
+    releases, and attacks the released model. It also compares releases before and after a deletion, which no
+    certificate covers; two exported files are compared without the run.
     """
     from sifu.audit import AuditOptions, compare_files
     from sifu.cli.audit import AuditProgress, show_audit, show_comparison

@@ -9,7 +9,7 @@ import typer
 from sifu.cli.options import answering
 from sifu.errors import InputError
 
-PACKAGE, PANEL = "sifu_console", "Console"
+PACKAGE, PANEL = "sifu_console", "Federations and the console"
 ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 

@@ -15,9 +15,7 @@ from sifu.cli.options import Commands, argument, collect_run, option
 from sifu.cli.output import Answer, table
 from sifu.errors import InputError
 
-clients = Commands(
-    "clients", "Manage the list of clients of a Flower federation: names and the public keys of their nodes."
-)
+clients = Commands("clients", "Manage the clients of a Flower federation.")
 
 RunArgument = Annotated[Path, argument("DIR", "The run folder, even if there is no run yet.", callback=collect_run)]
 NameOption = Annotated[str, option("The client's name.", "--name")]
@@ -94,11 +92,7 @@ def _apply(run: Path, change: dict[str, Any], sentence: str) -> Answer:
     return Answer({"change": change, "done": done}, f"{told}{sentence}.")
 
 
-flower = Commands("flower", "Set up federations on Flower, see docs/flower.md.")
-
-
-@flower.command("new")
-def new_app(
+def flower(
     folder: Annotated[Path, argument("DIR", "Folder for the app.")],
     run: Annotated[Path | None, option("Run folder of the app.", show_default="DIR-run, next to the app")] = None,
     insecure: Annotated[
@@ -106,7 +100,10 @@ def new_app(
         option("Trust the names that nodes give, for demos only; limits certificates.", "--insecure-identity"),
     ] = False,
 ) -> Answer:
-    """Write an app: ServerApp, ClientApp, spec, pyproject and a README. Needs no network."""
+    """Write a Flower app, with a spec and a README.
+
+    Needs no network. See docs/flower.md.
+    """
     files = write_app(folder, run or default_run(folder), insecure)
     return Answer(
         {"app": str(folder), "files": files},
@@ -154,7 +151,7 @@ def write_app(folder: Path, run: Path, insecure: bool) -> list[str]:
     }
     (folder / "federation").mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        write_atomically(folder / name, content.encode())
+        write_atomically(folder / name, content.encode(errors="surrogateescape"))  # a path may be any bytes
     return list(files)
 
 

@@ -8,59 +8,86 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
+import click
 import typer
+import typer.core
+from typer.core import TyperGroup
 
 from sifu.cli.checks import audit, verify
 from sifu.cli.console_commands import add_console_commands
 from sifu.cli.federation_commands import clients, flower
 from sifu.cli.options import answering, option, runs_of_this_command
 from sifu.cli.output import Answer, Format, harmless, print_json
-from sifu.cli.request_commands import certificate, requests
-from sifu.cli.runs import (
-    demo,
-    evaluate,
-    export,
-    init,
-    join,
-    methods,
-    predict,
-    rebuild,
-    release,
-    report,
-    status,
-    train,
-)
+from sifu.cli.request_commands import certificate, decide, requests
+from sifu.cli.runs import demo, evaluate, export, init, join, predict, report, status, train, update
 from sifu.cli.unlearning import forget, plan, request
-from sifu.cli.upkeep import backup, doctor, key, purge, restore
+from sifu.cli.upkeep import backup, key, purge, restore
 from sifu.core.allowed_code import allow_code
 from sifu.errors import SifuError, SifuWarning, missing_extra
 from sifu.version import __version__
 
+SECTIONS: dict[str, tuple[typer.Typer | Callable[..., Answer | None], ...]] = {
+    "Train and use a model": (demo, init, train, join, evaluate, status, export, predict, report),
+    "Forget a client": (plan, request, requests, decide, forget, update),
+    "Prove it, and keep the run safe": (certificate, verify, audit, purge, backup, restore, key),
+    "Federations and the console": (clients, flower),
+}
+FORMER = {
+    "advise": "sifu plan SPEC",
+    "doctor": "sifu --version",
+    "evidence": "sifu certificate --bundle",
+    "methods": "sifu plan --help",
+    "rebuild": "sifu update",
+    "release": "sifu update",
+}
+"""Commands of sifu 0.2, each with the command that replaces it."""
+
+
+typer.core.HAS_RICH = False  # Typer's own pages take four times as long to import, and longer than a screen to read
+
+
+class Sections(TyperGroup):
+    """All commands, listed in sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands without blank lines in between, so that they fit a screen, then the options."""
+        width = max(map(len, self.commands))
+        for section, group in itertools.groupby(self.commands.values(), lambda command: command.rich_help_panel):  # type: ignore[attr-defined]
+            formatter.write_heading(section)
+            with formatter.indentation():
+                formatter.write_dl(
+                    [(str(command.name).ljust(width), command.get_short_help_str(SHORT_HELP)) for command in group]
+                )
+        formatter.write_heading("Options")
+        shown = [parameter for parameter in self.get_params(ctx) if parameter.name != "show_completion"]
+        with formatter.indentation():
+            formatter.write_dl(list(filter(None, (parameter.get_help_record(ctx) for parameter in shown))))
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Return the command to run; refuse a command of sifu 0.2 with the one that replaces it."""
+        if args[0] in FORMER:
+            ctx.fail(f"{args[0]} was a command of sifu 0.2: use {FORMER[args[0]]}")
+        return super().resolve_command(ctx, args)
+
+
+SHORT_HELP = 64
+"""Characters of a command's first sentence in the list of all commands."""
 app = typer.Typer(
     name="sifu",
-    help="Let a federation forget a client, and prove it.\n\n"
-    "Start with [bold]sifu demo[/]; then: init, train, plan, forget, verify, report.\n\n"
-    "Exit codes: 0 done, 1 unexpected, 2 bad input, 3 verification failed, 4 cannot be certified as requested "
-    "(nothing was changed), 5 the run is damaged or in use.",
+    cls=Sections,
+    help="Let a federation forget a client, and prove it. Start with: sifu demo",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-PANELS: dict[str, tuple[typer.Typer | Callable[..., Answer | None], ...]] = {
-    "Start here": (demo, init, train, join, status, evaluate, report, export, predict),
-    "Forget a client": (plan, request, requests, forget, release, certificate, methods, rebuild),
-    "Prove it": (verify, audit),
-    "Keep the run safe": (purge, backup, restore, key),
-    "Federations": (clients, flower, doctor),
-}
-for panel, commands in PANELS.items():
+for section, commands in SECTIONS.items():
     for command in commands:
         if isinstance(command, typer.Typer):
-            app.add_typer(command, rich_help_panel=panel)
+            app.add_typer(command, rich_help_panel=section)
         else:
-            app.command(rich_help_panel=panel)(answering(command))
+            app.command(rich_help_panel=section)(answering(command))
 add_console_commands(app)
 
 
@@ -78,17 +105,15 @@ def options(
     witness: Annotated[
         list[str] | None,
         option(
-            "File or program that receives the run's signed heads (or set SIFU_WITNESS).",
+            "Receiver of the signed heads (or SIFU_WITNESS).",
             metavar="FILE|PROGRAM",
         ),
     ] = None,
-    new_run: Annotated[
-        bool, option("Accept another run than before in the folder, or a copy of a run.", "--new-run")
-    ] = False,
+    new_run: Annotated[bool, option("Accept another run in a folder, or a copy.", "--new-run")] = False,
     code: Annotated[
         list[str] | None,
         option(
-            "Function of yours that a spec may run (features.module); others are refused.",
+            "Function of yours that a spec may run.",
             "--allow-code",
             metavar="FILE:FUNCTION",
         ),
@@ -185,7 +210,7 @@ def _say_what_is_overdue() -> None:
         if late:
             named = ", ".join(f"{request.request} (since {request.deadline[:10]})" for request in late[:3])
             more = f" and {len(late) - 3} more" if len(late) > 3 else ""
-            sys.stderr.write(harmless(f"sifu: overdue in {run}: {named}{more}. See sifu requests list --overdue\n"))
+            sys.stderr.write(harmless(f"sifu: overdue in {run}: {named}{more}. See sifu requests DIR --overdue\n"))
 
 
 def _with_notes(error: BaseException, sentence: str) -> str:

@@ -51,7 +51,7 @@ class Commands(typer.Typer):
     """A group of commands that prints the `Answer` that a command returns."""
 
     def __init__(self, name: str, help: str) -> None:
-        super().__init__(name=name, help=help, no_args_is_help=True, rich_markup_mode="rich")
+        super().__init__(name=name, help=help, no_args_is_help=True, rich_markup_mode=None)
 
     def command(self, name: str) -> Callable[[Callable[..., Any]], Any]:  # type: ignore[override]
         """Register a command."""
@@ -80,8 +80,8 @@ def collect_run(folder: Path | None) -> Path | None:
     return folder
 
 
-AllOption = Annotated[bool, option("Full output, not only what fits on one screen.", "--all")]
-FormatOption = Annotated[Format, option("Output format; json prints one JSON object on stdout.", "--format")]
+AllOption = Annotated[bool, option("Full output, longer than a screen.", "--all")]
+FormatOption = Annotated[Format, option("json prints one JSON object.", "--format", show_default=False)]
 RunArgument = Annotated[Path, argument("DIR", "The run folder.", callback=collect_run)]
 RequestArgument = Annotated[str, argument("ID", "The request.")]
 ActorOption = Annotated[str | None, option("Name of the person acting (or set SIFU_ACTOR).", "--actor")]

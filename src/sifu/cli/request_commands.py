@@ -1,11 +1,11 @@
-"""The commands `sifu requests` and `sifu certificate`: decisions on filed requests, and their certificates."""
+"""The commands `sifu requests|decide|certificate`: filed requests, decisions on them, and their certificates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from rich.markup import escape
 
@@ -14,38 +14,49 @@ from sifu.choices import Decision
 from sifu.cli.options import (
     ActorOption,
     AllOption,
-    Commands,
-    PublicKeyOption,
     RequestArgument,
     RunArgument,
     argument,
+    collect_run,
     option,
 )
 from sifu.cli.output import Answer, out, table, whom_text
 from sifu.core.operator_words import approvals_words
-from sifu.core.record_commitments import names_record
-from sifu.errors import InputError, SifuError, VerificationError
+from sifu.errors import InputError, SifuError
 
-requests = Commands("requests", "List requests, show one, or decide on one.")
+DECISIONS: dict[str, Decision] = {
+    "verify": "verified",
+    "approve": "approved",
+    "refuse": "refused",
+    "withdraw": "withdrawn",
+}
+"""Recorded decision of each word of `sifu decide`, besides `settle`."""
 
 
-@requests.command("list")
-def list_requests(
-    folders: Annotated[list[Path], argument("DIR...", "Run folders, or folders that contain them.")],
+def requests(
+    folder: Annotated[Path, argument("DIR", "A run folder, or a folder that contains runs.")],
+    request: Annotated[str | None, argument("[ID]", "Request of the run to show as an approver must see it.")] = None,
     public: Annotated[bool, option("Leave out personal data: names, ids and actors.", "--public")] = False,
     pending: Annotated[bool, option("List only pending requests, by deadline.", "--pending")] = False,
     overdue: Annotated[bool, option("List only overdue requests.", "--overdue")] = False,
 ) -> Answer:
-    """List every request with its steps, times, actors and deadline; use --public for publication.
+    """List requests, or show one.
 
-    --pending and --overdue include requests that wait in the inbox of a run. A deadline of today is not overdue. Of
-    several runs, one that cannot be read is named, and the others are listed.
+    --public is for publication. --pending and --overdue include the inbox of a run; a deadline of today is not overdue.
+    Of several runs, one that cannot be read is named. With ID, requests that were submitted through the console are
+    examined first: each is recorded, or refused with the reason.
     """
+    if public + (pending or overdue) + (request is not None) > 1:
+        raise InputError("ID, --public and --pending (or --overdue) cannot be combined: give one of them")
+    if request is not None:
+        collect_run(folder)
+        opened = sifu.Run(folder)
+        _examine(opened, request)
+        besides = opened.also_left_out(request)
+        return _show({opened: [opened.request_record(request)]}, opened.record_identities(request), besides)
     if pending or overdue:
-        if public:
-            raise InputError("--public cannot be combined with --pending or --overdue: give one of them")
-        return _show_pending(folders, overdue)
-    runs = [sifu.Run(folder) for folder in (sifu.find_runs(*folders) or folders)]
+        return _show_pending(folder, overdue)
+    runs = [sifu.Run(found) for found in (sifu.find_runs(folder) or [folder])]
     if not public:
         return _show({run: run.request_records() for run in runs})
     if len(runs) > 1:
@@ -53,25 +64,10 @@ def list_requests(
     return _show_public(runs[0].public_record())
 
 
-@requests.command("settle")
-def settle_request(
-    run: RunArgument,
-    request: RequestArgument,
-    reason: Annotated[str, option("Why its rounds cannot be finished; recorded.")],
-) -> Answer:
-    """End a running request whose rounds can never be finished, with the model that it has reached.
-
-    Use it if clients on other machines refuse every round. The certificate covers the current model, which may be less
-    accurate; the run can then be used again.
-    """
-    level = sifu.Run(run).settle(request, reason)
-    return Answer({"request": request, "level": level}, f"Request {request} is done: {level}. Its rounds ended early.")
-
-
-def _show_pending(folders: list[Path], overdue: bool) -> Answer:
+def _show_pending(folder: Path, overdue: bool) -> Answer:
     from sifu.cli.runs import warn
 
-    runs, unread, code = sifu.find_runs(*folders) or folders, list[str](), 0
+    runs, unread, code = sifu.find_runs(folder) or [folder], list[str](), 0
     waiting: list[sifu.PendingRequest] = []
     for run in runs:
         try:
@@ -114,18 +110,6 @@ def _show_public(record: list[sifu.PublicRequest]) -> Answer:
     return Answer({"requests": [asdict(request) for request in record]}, shown)
 
 
-@requests.command("show")
-def show_request(run: RunArgument, request: RequestArgument) -> Answer:
-    """Show a request as an approver must see it: records, terms, steps and deadline.
-
-    Requests that were submitted through the console are examined first: each is recorded, or refused with the reason.
-    """
-    opened = sifu.Run(run)
-    _examine(opened, request)
-    besides = opened.also_left_out(request)
-    return _show({opened: [opened.request_record(request)]}, opened.record_identities(request), besides)
-
-
 def _examine(run: sifu.Run, request: str) -> None:
     """Examine the requests that were submitted through the console; raise if this one is refused."""
     from sifu.api.submitted import examine
@@ -135,35 +119,46 @@ def _examine(run: sifu.Run, request: str) -> None:
         raise InputError(f"request {request} was submitted through the console and is refused: {reason}")
 
 
-@requests.command("decide")
 def decide(
     run: RunArgument,
     request: RequestArgument,
-    decision: Annotated[Decision, argument(None, "The decision.")],
-    reason: Annotated[str, option("Reason; a refusal needs one.")] = "",
+    decision: Annotated[
+        Literal["verify", "approve", "refuse", "withdraw", "settle"],
+        argument("DECISION", "verify, approve, refuse, withdraw or settle."),
+    ],
+    reason: Annotated[str, option("Reason; refuse and settle need one.")] = "",
     actor: ActorOption = None,
-    terms: Annotated[str | None, option("Digest of the terms decided on (requests show).", metavar="HEX")] = None,
+    terms: Annotated[str | None, option("Digest of the terms decided on, see sifu requests.", metavar="HEX")] = None,
 ) -> Answer:
-    """Record that a waiting request was verified, approved, refused or withdrawn.
+    """Verify, approve, refuse, withdraw or settle a request.
 
     If the run's spec requires approval (requests.approval), a request is executed only after one or two people other
     than the one who filed it have approved it. An approval covers only the request's current terms. While a command
     trains, the decision waits in the run's inbox. A closed-form request that failed before its head was solved can
     still be refused or withdrawn; its clients then take part again.
+
+    Settle a request if clients on other machines refuse every round: its certificate covers the current model, which
+    may be less accurate, and the run can then be used again.
     """
     opened = sifu.Run(run)
+    if decision == "settle":
+        level = opened.settle(request, reason)
+        return Answer(
+            {"request": request, "level": level}, f"Request {request} is done: {level}. Its rounds ended early."
+        )
     _examine(opened, request)
-    decided = opened.decide(request, decision, reason, actor, terms)
-    values: dict[str, object] = {"request": request, "status": decision, "changed": decided == "recorded"}
+    status = DECISIONS[decision]
+    decided = opened.decide(request, status, reason, actor, terms)
+    values: dict[str, object] = {"request": request, "status": status, "changed": decided == "recorded"}
     if decided == "posted":
         sentence = (
-            f"The decision that request {request} is {decision} waits in the inbox of the running server, which will "
+            f"The decision that request {request} is {status} waits in the inbox of the running server, which will "
             "ingest it soon."
         )
         return Answer(values | {"posted": True}, sentence)
     missing = opened.request_record(request).status.approvals_missing
-    more = f" It needs {approvals_words(missing)}." if decision == "approved" and missing else ""
-    sentence = f"Request {request} {'is' if decided == 'recorded' else 'was already'} {decision}.{more}"
+    more = f" It needs {approvals_words(missing)}." if status == "approved" and missing else ""
+    sentence = f"Request {request} {'is' if decided == 'recorded' else 'was already'} {status}.{more}"
     return Answer(values | {"approvals_missing": missing}, sentence)
 
 
@@ -198,7 +193,7 @@ def _show(
                 out.print("There are no requests.")
             for message in submitted(run.folder):
                 out.print(f"{message.request} was submitted through the console and is not examined yet: ", end="")
-                out.print(f"sifu requests show {run.folder} {message.request}", markup=False)
+                out.print(f"sifu requests {run.folder} {message.request}", markup=False)
 
     listed = [{"run": str(run.folder)} | record.to_mapping() for run in records for record in records[run]]
     listed = [row | {"identities": list(identities)} for row in listed] if identities else listed
@@ -206,11 +201,7 @@ def _show(
     return Answer({"requests": listed}, show)
 
 
-certificate = Commands("certificate", "Show a certificate, check a record of it, or export it.")
-
-
-@certificate.command("show")
-def show_certificate(
+def certificate(
     run: RunArgument,
     request: RequestArgument,
     public: Annotated[bool, option("Show the answer to the client, in plain words.", "--public")] = False,
@@ -219,7 +210,9 @@ def show_certificate(
         Path | None, option("Write the public certificate with the signed chain of events.", metavar="FILE")
     ] = None,
 ) -> Answer:
-    """Show a summary of a certificate. --all shows all of it, and --public the client's version.
+    """Show a certificate, or write a bundle to hand out.
+
+    A summary by default; --all shows all of it, and --public the client's version.
 
     --format json prints the signed file. --bundle verifies the run and writes one file to hand out: it names nobody
     else and holds no private key; sifu verify checks it.
@@ -242,27 +235,3 @@ def show_certificate(
             out.print(line, markup=False)
 
     return Answer(lambda: opened.certificate(request, "public" if public else "auditor").to_mapping(), show)
-
-
-@certificate.command("check-record")
-def check_record(
-    file: Annotated[Path, argument("CERTIFICATE", "Public certificate.")],
-    identity: Annotated[str, option("Identity of the record, or its row number.", "--id", metavar="X")],
-    nonce: Annotated[str, option("Nonce handed out when the request was filed.", metavar="HEX")],
-    public_key: PublicKeyOption = None,
-) -> Answer:
-    """Check that a certificate is valid and covers a record, by its identity and nonce; if not, exit with code 3.
-
-    For the person the record belongs to: nothing else is needed, and nothing is sent anywhere.
-    """
-    verified = sifu.verify_certificate(file, public_key)
-    named = verified.holds and names_record(verified.content["body"], identity, nonce)
-    values = {"certificate": str(file), "identity": identity, "named": named, "problems": verified.problems}
-
-    def show() -> None:
-        if not named:
-            why = verified.problems[0] if verified.problems else "no commitment opens with this identity and nonce"
-            raise VerificationError(f"{file} does not say that record {identity} was forgotten: {why}")
-        out.print(f"{file} is about record {identity}: it is one of the forgotten records.", markup=False)
-
-    return Answer(values, show, code=0 if named else 3)

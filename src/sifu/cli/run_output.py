@@ -203,7 +203,7 @@ def _not_measured(run: Run) -> str:
     """Return a hint with the command that measures a model, or that solves a missing head."""
     with run.reader() as reader:
         if lacks_head(reader):
-            return f"There is no head: sifu release {escape(str(run.folder))} solves one."
+            return f"There is no head: sifu update {escape(str(run.folder))} solves one."
     figure = "Accuracy" if run.spec.regime.has_accuracy else "Mean squared error"
     return f"{figure}: not measured; sifu evaluate {escape(str(run.folder))} measures it."
 
@@ -264,7 +264,7 @@ def _unapproved_lines(run: Run) -> list[str]:
         return []
     return [
         f"Request {status.request} needs {approvals_words(status.approvals_missing)}, not by {status.filed_by}, who "
-        f"filed it: sifu requests decide {run.folder} {status.request} approved --actor NAME"
+        f"filed it: sifu decide {run.folder} {status.request} approve --actor NAME"
         for status in (record.status for record in run.request_records())
         if status.approvals_missing
     ][:MOST_CLIENTS]

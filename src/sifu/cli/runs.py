@@ -19,7 +19,7 @@ from sifu.cli.options import (
     collect_run,
     option,
 )
-from sifu.cli.output import Answer, RoundsProgress, err, names_text, table
+from sifu.cli.output import Answer, RoundsProgress, err, names_text
 from sifu.errors import InputError, SifuWarning
 
 
@@ -31,7 +31,7 @@ def warn(sentence: str) -> None:
 def demo(
     run: Annotated[Path | None, option("Folder for the run.", show_default="sifu-demo")] = None,
 ) -> Answer:
-    """Train, forget and verify on embedded data, in less than a minute.
+    """Train, forget and verify on digits, in less than a minute.
 
     First, a closed-form head of 160 clients forgets without noise. Then the same clients train a digit classifier in
     rounds. Three requests of five clients each are executed with noise, compared with Scratch, certified and verified,
@@ -90,10 +90,10 @@ def train(
     settings: SetOption = None,
     device: DeviceOption = "auto",
 ) -> Answer:
-    """Train with FedAvg and track every client's influence; continues an unfinished run.
+    """Train with FedAvg, tracking the influence of every client.
 
-    The influence on the model is bounded round by round, and models that a later request may roll back to are kept.
-    Ctrl-C loses nothing: run the same command again.
+    Continues an unfinished run. The influence on the model is bounded round by round, and models that a later request
+    may roll back to are kept. Ctrl-C loses nothing: run the same command again.
     """
     from sifu.cli.run_output import show_status
     from sifu.run.run_view import RunView
@@ -110,35 +110,26 @@ def train(
     return show_status(trained, False, f"Next: sifu plan {run} --client NAME shows what forgetting a client would do.")
 
 
-def rebuild(run: RunArgument, device: DeviceOption = "auto") -> Answer:
-    """Retrain the groups whose models were erased by requests, with their remaining members.
+def update(run: RunArgument, device: DeviceOption = "auto") -> Answer:
+    """Do what the run owes: a later release, rebuilt groups.
 
-    Only runs with groups.count in their spec have groups. Ctrl-C loses nothing: run the same command again.
+    The released model then contains all clients except forgotten clients and clients of an approved request that still
+    waits. Approved requests for records are executed first; sifu forget executes the others. A closed-form head is
+    solved again if needed. Groups whose models requests erased train again with their remaining members.
     """
     with RoundsProgress() as progress:
-        count = sifu.open_run(run, device=device).rebuild(progress)
-    words = "1 group was built again" if count == 1 else f"{count} groups were built again"
-    return Answer({"built": count}, words if count else "No group has to be built again")
-
-
-def release(run: RunArgument, device: DeviceOption = "auto") -> Answer:
-    """Update the released model to the clients that should be in it.
-
-    These are all clients except forgotten clients and clients of an approved request that still waits. Approved
-    requests for records are executed first. A closed-form head is solved again if needed. In other runs, clients whose
-    request was refused or withdrawn get as many rounds as were run without them. sifu forget executes other requests.
-    """
-    with RoundsProgress() as progress:
-        released = sifu.open_run(run, device=device).release(progress)
-    lines = [f"Executed first: {', '.join(released.executed)}."] if released.executed else []
-    back = f", again with {names_text(released.returned, escaped=False)}" if released.returned else ""
-    changed = f"The released model is that of {released.clients} clients now{back}."
-    lines.append(changed if released.rounds or released.executed else "The released model is up to date.")
-    if released.published:
+        updated = sifu.open_run(run, device=device).update(progress)
+    lines = [f"Executed first: {', '.join(updated.executed)}."] if updated.executed else []
+    back = f", again with {names_text(updated.returned, escaped=False)}" if updated.returned else ""
+    changed = f"The released model is that of {updated.clients} clients now{back}."
+    lines.append(changed if updated.rounds or updated.executed else "The released model is up to date.")
+    if updated.published:
         lines.append("The head was published with noise.")
-    if released.left_out:
-        lines.append(f"Left out by pending requests: {names_text(released.left_out, escaped=False)}.")
-    return Answer(asdict(released), " ".join(lines))
+    if updated.rebuilt:
+        lines.append(f"Groups trained again: {updated.rebuilt}.")
+    if updated.left_out:
+        lines.append(f"Left out by pending requests: {names_text(updated.left_out, escaped=False)}.")
+    return Answer(asdict(updated), " ".join(lines))
 
 
 def join(
@@ -148,11 +139,12 @@ def join(
     ],
     client: Annotated[str | None, option("Name of the client, unless the file names it.")] = None,
 ) -> Answer:
-    """Add clients to a head in closed form: each sends its statistics once, and the head is solved again.
+    """Add clients to a head in closed form, and solve it again.
 
-    A table needs the same columns, in any order; its client column or --client names the client. The run stores the
-    path and reads the file again when it needs the data. To add records of a known client, join them under another
-    name; to remove records, use sifu forget --records. Run the same command again after an interruption.
+    Each client sends its statistics once. A table needs the same columns, in any order; its client column or --client
+    names the client. The run stores the path and reads the file again when it needs the data. To add records of a known
+    client, join them under another name; to remove records, use sifu forget --records. Run the same command again after
+    an interruption.
     """
     with RoundsProgress() as progress:
         joined = sifu.open_run(run).join(progress, file=file, name=client)
@@ -167,10 +159,11 @@ def evaluate(
     ] = None,
     device: DeviceOption = "auto",
 ) -> Answer:
-    """Measure the accuracy of the current model on held-out rows or on the active clients' training data.
+    """Measure the accuracy of the current model.
 
-    sifu train and sifu forget measure it as well. If a network computes the features, sifu forget does not, because
-    this would take longer than the request. sifu status shows the latest figures.
+    It is measured on held-out rows, or on the active clients' training data. sifu train and sifu forget measure it as
+    well. If a network computes the features, sifu forget does not, because this would take longer than the request.
+    sifu status shows the latest figures.
     """
     opened = sifu.open_run(run, device=device)
     found = opened.evaluate(on)
@@ -178,7 +171,7 @@ def evaluate(
 
 
 def status(run: RunArgument, everything: AllOption = False) -> Answer:
-    """Show clients, rounds, Psi against Psi*, kept models and requests.
+    """Show clients, rounds, Psi against Psi*, models and requests.
 
     Psi bounds how far a client can have moved the current model, if the run's assumptions hold. Noise of size sigma
     hides Psi up to Psi*; "sigma needed now" is the noise that would hide a client at the current model, without a
@@ -195,7 +188,10 @@ def report(
         Path | None, option("Folder for the page and its figures.", "--out", "--output", show_default="DIR/report")
     ] = None,
 ) -> Answer:
-    """Write a self-contained HTML page and its figures (confidential: it shows Psi and nodes)."""
+    """Write an HTML page with figures (confidential).
+
+    It is self-contained, and shows Psi and nodes.
+    """
     from sifu.report import write_report
 
     page = write_report(run, output)
@@ -206,27 +202,16 @@ def export(
     run: RunArgument,
     model: Annotated[Path, option("File to write: .safetensors, or .onnx.", "--model", "--output", metavar="FILE")],
 ) -> Answer:
-    """Write the current released model and its description: kind, classes, features, normalisation.
+    """Write the released model and its description.
 
-    A safetensors file comes with a description file, with .json added; sifu predict uses both. A .onnx file (needs the
-    extra onnx) contains its own description. A warning names pending requests: the model may contain their data.
+    The description says kind, classes, features and normalisation. A safetensors file comes with a description file,
+    with .json added; sifu predict uses both. A .onnx file (needs the extra onnx) contains its own description. A
+    warning names pending requests: the model may contain their data.
     """
     path, pending = sifu.Run(run).export(model), [request.request for request in sifu.pending_requests(run)]
     named = names_text(pending, escaped=False)
     waits = f"Not executed yet: {named}. The model may still contain what they ask to forget."
     return Answer({"model": str(path), "pending": pending}, f"Wrote {path}", *([waits] if pending else []))
-
-
-def methods() -> Answer:
-    """List the unlearning methods that --method accepts, one line each."""
-    from sifu.core.method_info import METHOD_INFOS
-
-    listed = [{"name": info.name, "summary": info.summary} for info in METHOD_INFOS.values()]
-    shown = table("method", "what it does")
-    for info in METHOD_INFOS.values():
-        shown.add_row(info.name, info.summary)
-    how = "auto, the default, takes an exact method, unless another one needs less than half its rounds."
-    return Answer({"methods": listed, "default": "auto"}, shown, how)
 
 
 def predict(
@@ -240,10 +225,11 @@ def predict(
         option("Module of yours to run, the model itself or its features.", metavar="PACKAGE.FILE:FUNCTION"),
     ] = None,
 ) -> Answer:
-    """Predict new rows or images with a released model, using the inputs and features of its description.
+    """Predict new rows or images with a released model.
 
-    Each line has the row's identity (the column data.id) or its number from 0, the class, and a score per class. For a
-    row with a missing or unlisted value that the description does not cover, the line has a reason instead.
+    Uses the inputs and features of its description. Each line has the row's identity (the column data.id) or its number
+    from 0, the class, and a score per class. For a row with a missing or unlisted value that the description does not
+    cover, the line has a reason instead.
     """
     import csv
     import io

@@ -41,10 +41,10 @@ def plan(
     settings: SetOption = None,
     everything: AllOption = False,
 ) -> Answer:
-    """Show what a request would do: method, node, noise, rounds, level. Changes nothing.
+    """Show what a request would do: noise, rounds, level.
 
-    With --all, also shows why other methods are refused, and every assumption. Of a spec, shows before training which
-    row of the README's table of methods applies, and why.
+    Changes nothing. With --all, also shows why other methods are refused, and every assumption. Of a spec, shows before
+    training which row of the README's table of methods applies, and why.
     """
     from sifu.cli.plans import show_plan, show_spec_plan
 
@@ -77,11 +77,11 @@ def request(
     ] = 30,
     actor: ActorOption = None,
 ) -> Answer:
-    """Record a request in the ledger (idempotent by id); sifu forget executes it.
+    """Record a request in the ledger; sifu forget executes it.
 
-    Nothing is trained. From its approval on, or at once if none is required, its clients take part in no round. Missing
-    terms come from the run's spec; sifu plan shows what a request would do. While a command trains, the request waits
-    in the run's inbox.
+    Nothing is trained; recording an id again changes nothing. From its approval on, or at once if none is required, its
+    clients take part in no round. Missing terms come from the run's spec; sifu plan shows what a request would do.
+    While a command trains, the request waits in the run's inbox.
     """
     from sifu.cli.federation_commands import read_statement
     from sifu.core.operator_words import FLOWER, LOOP, forgotten_words, way_to_go_on
@@ -110,7 +110,7 @@ def request(
     elif status == "done":
         standing = "is already done."
     elif recorded.approvals_missing:
-        decide = f"sifu requests decide {run} {received} approved --actor NAME"
+        decide = f"sifu decide {run} {received} approve --actor NAME"
         needed = approvals_words(recorded.approvals_missing)
         standing = f"is in the ledger, due {recorded.deadline[:10]}, and needs {needed}. Next: {decide}"
     else:
@@ -192,7 +192,7 @@ def _nonce_lines(made: dict[str, str], held: dict[str, str]) -> list[str]:
         held: Nonces among `made` that the request commits to; none if it was filed before.
     """
     if held:
-        return ["Give each person the nonce of their record: sifu certificate check-record needs it."]
+        return ["Give each person the nonce of their record: sifu verify CERTIFICATE --record X --nonce HEX needs it."]
     return ["The nonces that were shown when the request was first filed count."] if made else []
 
 

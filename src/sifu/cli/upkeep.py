@@ -1,73 +1,24 @@
-"""The commands `sifu doctor|purge|backup|restore|key`, which maintain a run folder."""
+"""The commands `sifu purge|backup|restore|key`, which maintain a run folder."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import platform
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.markup import escape
 
 import sifu
-from sifu.cli.options import Commands, RunArgument, argument, option
-from sifu.cli.output import Answer, out, table
-from sifu.errors import install_extra
-
-PACKAGES = ("numpy", "scipy", "torch", "safetensors", "cryptography", "matplotlib", "flwr")
-
-
-def doctor() -> Answer:
-    """Show what is installed, and which engines and devices work here."""
-    from sifu.run.devices import why_no_gpu
-
-    packages = {"sifu": sifu.__version__} | {name: _version_of(name) for name in PACKAGES}
-    flwr = packages["flwr"]
-    engines = {
-        "embedded": f"needs torch: {install_extra('train')}",
-        "flower": f"works, with flwr {flwr}" if flwr else f"needs Flower: {install_extra('flower')}",
-        "gpu": "needs torch",
-    }
-    devices = ["cpu"]
-    if packages["torch"]:
-        import torch
-
-        engines["embedded"] = f"works, on cpu with {torch.get_num_threads()} threads"
-        engines["gpu"] = why_no_gpu() or "works, sifu train and forget take --device cuda"
-        devices += [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
-    values: dict[str, Any] = {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cores": os.cpu_count(),
-        "packages": packages,
-        "engines": engines,
-        "devices": devices,
-    }
-    facts = table("", "")
-    facts.add_row("python", f"{values['python']} on {values['platform']}, {values['cores']} cores")
-    for name, version in packages.items():
-        facts.add_row(name, version or "not installed")
-    facts.add_row("embedded engine", escape(engines["embedded"]))
-    facts.add_row("flower engine", escape(engines["flower"]))
-    facts.add_row("on a gpu", engines["gpu"])
-    facts.add_row("devices", ", ".join(values["devices"]))
-    return Answer(values, facts)
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+from sifu.cli.options import RunArgument, argument, option
+from sifu.cli.output import Answer, out
+from sifu.errors import InputError
 
 
 def purge(run: RunArgument) -> Answer:
-    """Permanently erase stored data that still depends on forgotten clients; shows what remains and why.
+    """Erase data that still depends on forgotten clients, for good.
 
-    Erases earlier kept models for everyone forgotten so far, as --retention strict does, even if their requests kept
-    them for later ones, and cleans the database's free pages, its log and temporary files.
+    Shows what remains, and why. Erases earlier kept models for everyone forgotten so far, as --retention strict does,
+    even if their requests kept them for later ones, and cleans the database's free pages, its log and temporary files.
     """
     done = sifu.Run(run).purge()
 
@@ -90,7 +41,7 @@ BackupArgument = Annotated[Path, argument("FILE", "The backup file.")]
 
 
 def backup(run: RunArgument, file: BackupArgument) -> Answer:
-    """Write the whole run into one file; the ledger records that it was made."""
+    """Write the whole run into one file. The ledger records that it was made."""
     head = sifu.Run(run).backup(file)
     return Answer(
         {"backup": str(file), "head": head},
@@ -112,10 +63,10 @@ def restore(
         bool, option("Restore the backup even if a later state is known.", "--accept-older")
     ] = False,
 ) -> Answer:
-    """Restore a run folder from a backup; the ledger records this permanently.
+    """Restore a run folder from a backup.
 
-    After a restore, certificates are at best conditional, except for fresh models, merged groups and heads in closed
-    form: nothing can prove that the original run did not continue after the backup.
+    The ledger records this permanently. After a restore, certificates are at best conditional, except for fresh models,
+    merged groups and heads in closed form: nothing can prove that the original run did not continue after the backup.
     """
     restored = sifu.restore(file, run, heads or (), certificates or (), accept_older)
     sentences = [
@@ -127,23 +78,24 @@ def restore(
     return Answer(restored.to_mapping(), *sentences, *(f"{lost[0].upper()}{lost[1:]}." for lost in restored.requests))
 
 
-key = Commands("key", "Show or replace the operator's key.")
-
-
-@key.command("rotate")
-def rotate(
+def key(
     run: RunArgument,
-    brought: Annotated[Path | None, option("Your own Ed25519 key (PEM).", "--key", show_default="a new key")] = None,
+    rotate: Annotated[bool, option("Replace the key; both keys sign the change.", "--rotate")] = False,
+    brought: Annotated[
+        Path | None, option("With --rotate: your own Ed25519 key (PEM).", "--key", show_default="a new key")
+    ] = None,
 ) -> Answer:
-    """Replace the operator's key; both keys sign the change. SIFU_PASSPHRASE encrypts the new key at rest."""
-    public = sifu.Run(run).rotate_key(brought)
-    return Answer({"public_key": public}, f"From now on, the run is signed with the key {public}. Publish it.")
+    """Show the run's public keys, or replace the operator's key.
 
-
-@key.command("show")
-def show(run: RunArgument) -> Answer:
-    """Show the public keys of the run, and whether the private key is encrypted at rest."""
-    keys = sifu.Run(run).keys()
+    SIFU_PASSPHRASE encrypts a new key at rest.
+    """
+    opened = sifu.Run(run)
+    if rotate:
+        public = opened.rotate_key(brought)
+        return Answer({"public_key": public}, f"From now on, the run is signed with the key {public}. Publish it.")
+    if brought is not None:
+        raise InputError("--key belongs to --rotate: add it to replace the operator's key")
+    keys = opened.keys()
     return Answer(
         keys.to_mapping(),
         *(f"{named.key} from event {named.since} on" for named in keys.public_keys),

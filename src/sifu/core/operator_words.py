@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from sifu.core.spec import Spec
+if TYPE_CHECKING:
+    from sifu.core.spec import Spec
 
 FLOWER: Final = "flower"
 """`data.name` of a run whose clients are Flower nodes, which keep their data."""

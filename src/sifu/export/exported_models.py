@@ -155,7 +155,7 @@ def released_bytes(reader: RunReader) -> bytes:
         content = released_content(reader)
     if released_node(reader) != reader.tip:
         warnings.warn(
-            "the head changed since the last release, which is used here: publish the new head with sifu release",
+            "the head changed since the last release, which is used here: publish the new head with sifu update",
             SifuWarning,
             stacklevel=4,
         )

@@ -281,7 +281,7 @@ class RecordedRequest:
 def no_certificate(request: str, form: str) -> InputError:
     """Return the error for a request without a certificate of this form (`auditor` or `public`)."""
     return InputError(
-        f"request {request[:80]!r} has no {form} certificate; only finished requests have one: see sifu requests list"
+        f"request {request[:80]!r} has no {form} certificate; only finished requests have one: see sifu requests"
     )
 
 

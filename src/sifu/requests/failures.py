@@ -64,11 +64,11 @@ def _way_out(reader: RunReader, row: RequestRow, *, damaged: bool) -> str:
         return f"{sentence} once the cause of the error is removed{_data_hint(spec)}."
     if spec.regime.solves:
         return (
-            f"{sentence} once the cause of the error is removed; until its head is solved, sifu requests decide "
-            f"{folder} {row.request} withdrawn ends it, and its clients take part again."
+            f"{sentence} once the cause of the error is removed; until its head is solved, sifu decide "
+            f"{folder} {row.request} withdraw ends it, and its clients take part again."
         )
     return (
-        f"{sentence}; if the error stays, sifu requests settle {folder} {row.request} --reason TEXT ends it with the "
+        f"{sentence}; if the error stays, sifu decide {folder} {row.request} settle --reason TEXT ends it with the "
         "model it has reached."
     )
 

@@ -156,7 +156,7 @@ def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
             names = plain_names(view.reader, sorted(both))
             raise InputError(
                 f"client {', '.join(names)} already waits in request {row.request}: execute that one first (sifu "
-                "forget), or withdraw it (sifu requests decide) and file one request for everything"
+                "forget), or withdraw it (sifu decide) and file one request for everything"
             )
     # A client stays if only some of its records are forgotten.
     leaving = [row.clients for row in view.requests if row.waits and not row.records]

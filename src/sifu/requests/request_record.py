@@ -110,7 +110,7 @@ def check_digest(request: str, current: str, given: str | None) -> None:
     if given is not None and given != current:
         raise InputError(
             f"request {request} does not have the terms of the decision: the digest of its terms is {current[:12]}..., "
-            f"the decision names {given[:12] or 'none'}. Look at the request again (sifu requests show)"
+            f"the decision names {given[:12] or 'none'}. Look at the request again (sifu requests)"
         )
 
 

@@ -32,7 +32,7 @@ from sifu.theory.history import PathNode
 from sifu.theory.release_noise import Release, epsilon_reached, rounded_up
 
 AT_ONCE = ("training", "release")
-"""Phases after which a head is released regardless of `release.when`: the first training, and `sifu release`."""
+"""Phases after which a head is released regardless of `release.when`: the first training, and `sifu update`."""
 GRID_BITS = 8
 """Precision of released weights: multiples of a power of two, at most sigma / 2^`GRID_BITS`."""
 
@@ -197,5 +197,5 @@ def waiting_note(reader: RunReader, spec: Spec, clients: Iterable[int]) -> str:
     return (
         f"against an observer of all releases a client that stays is held to epsilon {now:.3g} at delta "
         f"{spec.release.delta:g}, about {one:.3g} after one more release and {five:.3g} after five: requests that "
-        'share a release (release.when = "manual", then sifu release) pay once'
+        'share a release (release.when = "manual", then sifu update) pay once'
     )

@@ -119,7 +119,7 @@ def check_approved(reader: RunReader, request: str) -> None:
         given = f"approved by {', '.join(by.approved_by)}" if by.approved_by else "not approved yet"
         raise InputError(
             f"request {request} is {given} and needs {lacking} more approval(s) (requests.approval in the run's spec), "
-            f"by people other than {by.filed_by}, who filed it: run sifu requests decide DIR {request} approved "
+            f"by people other than {by.filed_by}, who filed it: run sifu decide DIR {request} approve "
             "--actor NAME"
         )
 

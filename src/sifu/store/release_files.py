@@ -74,7 +74,7 @@ def released_content(reader: RunReader) -> bytes:
     """
     if release_noise(reader) == 0.0:
         if lacks_head(reader):
-            raise InputError("the run has no head since its last request ended: solve one with sifu release")
+            raise InputError("the run has no head since its last request ended: solve one with sifu update")
         return reader.model_content(reader.tip)
     row = _latest(reader)
     path = release_path(reader.folder, row.node)
@@ -125,5 +125,5 @@ def unnamed_releases(reader: RunReader) -> Sequence[Path]:
 def _latest(reader: RunReader) -> ReleaseRow:
     rows = releases(reader)
     if not rows:
-        raise InputError("nothing was released yet: finish training (sifu train), then sifu release")
+        raise InputError("nothing was released yet: finish training (sifu train), then sifu update")
     return rows[-1]

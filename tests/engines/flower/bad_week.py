@@ -182,8 +182,8 @@ class BadWeek:
         self._deployment.wait_for(lambda: len(statuses(self.run)) == 2, "the inbox")
         self.wait_for_round(self.counted())
         assert statuses(self.run)["held"] == "received", statuses(self.run)  # it still waits a round later
-        self.sifu("requests", "decide", self.run, "taken-back", "withdrawn", "--actor", "ann")
-        self.sifu("requests", "decide", self.run, "held", "approved", "--actor", "ben")
+        self.sifu("decide", self.run, "taken-back", "withdraw", "--actor", "ann")
+        self.sifu("decide", self.run, "held", "approve", "--actor", "ben")
         self._deployment.wait_for(lambda: statuses(self.run)["held"] in ("running", "done"), "the request")
         self.kill_node(GONE)
         for number in range(GONE):

@@ -120,9 +120,9 @@ def numpy_client(masked: bool = False, held: int = -1, gate: Path = Path()) -> s
 
 
 def new_app(federation: Deployment, folder: Path, rounds: int, **config: str) -> tuple[Path, Path]:
-    """Write an app for `rounds` rounds with `sifu flower new`; return it and the folder of its run."""
+    """Write an app for `rounds` rounds with `sifu flower`; return it and the folder of its run."""
     app, run = folder / "app", folder / "run"
-    assert federation.sifu("flower", "new", app, "--run", run).returncode == 0
+    assert federation.sifu("flower", app, "--run", run).returncode == 0
     spec = app / "spec.toml"
     text = spec.read_text().replace("max_rounds = 50", f"max_rounds = {rounds}").replace("target = 0.9", "target = 0.0")
     spec.write_text(text.replace("evaluate_every = 1", "evaluate_every = 100"))
