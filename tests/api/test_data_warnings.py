@@ -35,12 +35,6 @@ def test_mistakes_are_told(tmp_path: Path, clients: dict[str, Any], participatio
 def test_nothing_is_told_of_what_is_well(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", SifuWarning)
-        spec = small_spec(stop={"max_rounds": 1}, data={"preprocessing": "fixed"})
-        sifu.train(spec, run=tmp_path / "run", clients={"a": (X, Y), "b": (X, Y)})
-
-
-def test_preprocessing_that_nobody_declared_is_told_before_training(tmp_path: Path) -> None:
-    with pytest.warns(SifuWarning, match="preprocessing"):
         sifu.train(small_spec(stop={"max_rounds": 1}), run=tmp_path / "run", clients={"a": (X, Y), "b": (X, Y)})
 
 

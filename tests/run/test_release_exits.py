@@ -106,7 +106,7 @@ def _ways_out(run: sifu.Run, folder: Path, command: Command) -> dict[str, bytes]
         "auditor's certificate": ("certificate", here, "r1", "--all"),
         "bundle": ("certificate", here, "r1", "--bundle", out / "bundle.json"),
         "audit": ("audit", here, "--output", out / "audit", "--replays", "20"),
-        "release": ("release", here),
+        "update": ("update", here),
     }
     for name, words in calls.items():
         before = set(out.rglob("*"))

@@ -81,26 +81,6 @@ def test_a_demand_that_is_not_met_is_refused_with_the_figure(tmp_path):
         plain.plan(["client-001"], before_after="1")
 
 
-def test_several_requests_share_a_release(tmp_path):
-    run = sifu.train(_spec(when="manual"), run=tmp_path / "run")
-    with run.reader() as reader:
-        first = released_model(reader)
-    run.forget(["client-001"])
-    run.forget(["client-002"])
-    with run.reader() as reader:
-        assert len(releases(reader)) == 1
-        assert np.array_equal(released_model(reader), first)
-    with pytest.warns(sifu.errors.SifuWarning, match="publish the new head with sifu update"):
-        run.export(tmp_path / "model.safetensors")
-    assert _problems(tmp_path / "run") == []
-    assert run.update().published
-    assert not run.update().published
-    with run.reader() as reader:
-        assert [len(row.clients) for row in releases(reader)] == [6, 4]
-        assert not np.array_equal(released_model(reader), first)
-    assert _problems(tmp_path / "run") == []
-
-
 def _exits(run: sifu.Run, folder: Path) -> dict[str, np.ndarray]:
     """Return everything that exports weights or full-precision scores of the model, as weights."""
     from safetensors.numpy import load_file
@@ -153,7 +133,6 @@ def test_figures_are_those_of_the_released_head(tmp_path):
         ({"ridge": {"regularisation": "auto"}}, "ridge.regularisation must be a number with release.noise"),
         ({"keep": {"statistics": "sum"}}, "keep.statistics must be clients with release.noise"),
         ({"release": {"noise": "auto"}}, "release.noise must be a number"),
-        ({"release": {"when": "manual"}}, "release.when must be request without release.noise"),
         ({"release": {"noise": -1.0}}, "release.noise must be 0, or in 1e-12 to 1e12"),
     ],
 )

@@ -12,7 +12,7 @@ import numpy as np
 from sifu.core.spec import LINEAR_KINDS, Spec
 from sifu.core.spec.sections import NETWORK_FEATURES
 from sifu.errors import SifuWarning
-from sifu.run.clients_and_engine import clients_from_spec, undeclared_preprocessing
+from sifu.run.clients_and_engine import clients_from_spec
 from sifu.theory.calibration import exact_multiplier
 
 SEVERAL = 5.0
@@ -34,7 +34,7 @@ def plan_spec(spec: Spec) -> SpecPlan:
         warnings.simplefilter("always", SifuWarning)
         clients = clients_from_spec(spec)
     notes = [str(warning.message) for warning in caught if issubclass(warning.category, SifuWarning)]
-    return SpecPlan(*_row_of(spec, clients), (*notes, *undeclared_preprocessing(spec), *_shortened(spec, clients)))
+    return SpecPlan(*_row_of(spec, clients), (*notes, *_shortened(spec, clients)))
 
 
 def _row_of(spec: Spec, clients: tuple[Any, ...]) -> tuple[str, str]:
@@ -42,9 +42,9 @@ def _row_of(spec: Spec, clients: tuple[Any, ...]) -> tuple[str, str]:
         if spec.features.kind in NETWORK_FEATURES:
             return (
                 "a head in closed form on deep features",
-                "the spec solves a head on a public network, without a round",
+                "the spec solves a head on a public network: no round, exact",
             )
-        return "a head in closed form on other features", "the spec solves a head, without a round"
+        return "a head in closed form on other features", "the spec solves a head: no round, exact"
     count, groups = len(clients), "groups (groups.count and groups.rounds), else scratch"
     if spec.model.kind not in LINEAR_KINDS:
         return groups, f"{spec.model.kind} is not a linear model: noise would have to drown all of its parameters"

@@ -25,12 +25,7 @@ from sifu.data.client_data import is_frame
 from sifu.data.dataset import sample_digest
 from sifu.data.read_once import reading_once
 from sifu.errors import InputError, SifuWarning
-from sifu.run.clients_and_engine import (
-    clients_from_spec,
-    columns_of_features,
-    engine_from_spec,
-    undeclared_preprocessing,
-)
+from sifu.run.clients_and_engine import clients_from_spec, columns_of_features, engine_from_spec
 from sifu.run.devices import (
     check_choice,
     check_repeats,
@@ -271,5 +266,5 @@ def warn_of_data(spec: Spec, clients: Sequence[Any]) -> None:
         seen = {int(label) for y in labels for label in (y.min(), y.max())}
         if len(seen) == 1:
             sentences.append(f"all labels are the same class, {seen.pop()}: there is nothing to classify")
-    for sentence in (*sentences, *undeclared_preprocessing(spec)):
+    for sentence in sentences:
         warnings.warn(sentence, SifuWarning, stacklevel=3)

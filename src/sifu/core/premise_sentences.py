@@ -41,7 +41,7 @@ SENTENCES: dict[str, dict[str, str]] = {
         "and its participants' data, and that no other state is kept between rounds.",
     },
     "features": {
-        "met": "The spec alone determines the features; no client's data influenced them.",
+        "met": "The features are drawn from a seed in the spec; no client's data influenced them.",
         "trusted": "The features come from a public network; the operator declares that no client's data influenced "
         "it.",
     },
@@ -97,8 +97,8 @@ SENTENCES: dict[str, dict[str, str]] = {
     "preprocessing": {
         "met": "Preprocessing uses fixed constants; no client's data influenced it.",
         "trusted": "The operator declares that no client's data influenced the preprocessing.",
-        "assumed": "It is assumed that the forgotten clients' data did not influence the preprocessing, neither before "
-        "sifu received them nor through the constants of the spec.",
+        "assumed": "The data were preprocessed before sifu received them; it is assumed that the forgotten clients' "
+        "data did not influence the preprocessing.",
     },
     "record": {
         "assumed": "The run was restored from a backup. It is assumed that the original run released no further "

@@ -344,9 +344,7 @@ def read_columns(path: Path, coding: TableCoding) -> TableFile:
         raise InputError(f"{path} has {path.stat().st_size} bytes; files of up to {LARGEST_FILE} bytes are read")
     ending = path.suffix.lower()
     if ending not in ENDINGS:
-        raise InputError(
-            f'the name of {path} must end in {", ".join(ENDINGS)}; for a file of arrays: data.name = "npz"'
-        )
+        raise InputError(f"the name of {path} must end in {', '.join(ENDINGS)}")
     table = _read_parquet(path) if ending == ".parquet" else _read_csv(path, coding)
     if not table.columns or not table.rows:
         raise InputError(f"{path} has no rows: give a table with a line of names and a line per row")

@@ -103,7 +103,7 @@ class _Column:
     """Count of each value that is not a number."""
     rows: int
     is_unique: bool
-    """True if no value is missing and no value occurs twice."""
+    """True if no value is missing and no value occurs twice within a file."""
 
     @classmethod
     def read(cls, parts: Sequence[Sequence[Any]], commas: bool) -> _Column:
@@ -115,7 +115,10 @@ class _Column:
                 words[whole_number(value)] += count
         non_numeric = Counter({word: count for word, count in words.items() if not looks_like_a_number(word, commas)})
         rows = sum(map(len, parts))
-        return cls(words, non_numeric, rows, words.total() == rows == len(words))
+        is_unique = words.total() == rows and all(
+            len(count) == len(part) for count, part in zip(counts, parts, strict=True)
+        )
+        return cls(words, non_numeric, rows, is_unique)
 
     @property
     def numbers(self) -> int:

@@ -221,16 +221,6 @@ def preprocessing_of(spec: Spec) -> str:
     return DECLARED_FIXED if spec.data.preprocessing == "fixed" else "done before the data were handed over"
 
 
-def undeclared_preprocessing(spec: Spec) -> list[str]:
-    """Return a remark, or none, on preprocessing that the operator has not declared."""
-    if preprocessing_of(spec) in (FIXED_CONSTANTS, DECLARED_FIXED):
-        return []
-    return [
-        'data.preprocessing = "unknown": every certificate will be conditional at best. Write "fixed" if no client\'s '
-        "data decided the constants; it cannot be changed after training"
-    ]
-
-
 def known_outputs(spec: Spec) -> int:
     """Return the number of outputs that the spec or its data set states, or 0 if it must be counted from the labels."""
     listed = len(parse_classes(spec.data.classes)) if spec.data.name in (TABLE, PYTHON) and spec.data.classes else 0

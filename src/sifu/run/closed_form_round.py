@@ -101,7 +101,7 @@ class RecordedSolve(RecordedTraining):
         Return True; `pause` is ignored, because a solve is not interrupted.
         """
         ended = super().run(phase, progress, pause)
-        if self.view.spec.release.noise > 0.0 and is_due(self.writer, self.view.spec, self._tip, phase):
+        if self.view.spec.release.noise > 0.0 and is_due(self.writer, self._tip):
             released = publish(self.writer, self.engine, self.view.spec, self._tip.node, progress)
             if self._measures:
                 taken = np.array(sorted(self._taken()), dtype=np.int64)

@@ -31,8 +31,6 @@ from sifu.theory.closed_form import Rows, total
 from sifu.theory.history import PathNode
 from sifu.theory.release_noise import Release, epsilon_reached, rounded_up
 
-AT_ONCE = ("training", "release")
-"""Phases after which a head is released regardless of `release.when`: the first training, and `sifu update`."""
 GRID_BITS = 8
 """Precision of released weights: multiples of a power of two, at most sigma / 2^`GRID_BITS`."""
 
@@ -52,10 +50,9 @@ def with_noise(head: Vector, noise_std: float, normals: NormalSource) -> Vector:
     return rounded.astype(head.dtype)
 
 
-def is_due(reader: RunReader, spec: Spec, tip: PathNode, phase: str) -> bool:
-    """Return whether a run with noise on releases must release its current head after this phase."""
-    wanted = spec.release.when == "request" or phase in AT_ONCE
-    return wanted and tip.kind == "round" and released_node(reader) != tip.node
+def is_due(reader: RunReader, tip: PathNode) -> bool:
+    """Return whether a run with noise on releases must release its current head."""
+    return tip.kind == "round" and released_node(reader) != tip.node
 
 
 def publish(writer: RunWriter, engine: Engine, spec: Spec, node: int, progress: ProgressCallback | None) -> Vector:
@@ -196,6 +193,5 @@ def waiting_note(reader: RunReader, spec: Spec, clients: Iterable[int]) -> str:
     )
     return (
         f"against an observer of all releases a client that stays is held to epsilon {now:.3g} at delta "
-        f"{spec.release.delta:g}, about {one:.3g} after one more release and {five:.3g} after five: requests that "
-        'share a release (release.when = "manual", then sifu update) pay once'
+        f"{spec.release.delta:g}, about {one:.3g} after one more release and {five:.3g} after five"
     )

@@ -71,7 +71,7 @@ def seen_heads() -> tuple[SeenHead, ...]:
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except (OSError, ValueError) as error:
-        raise InputError(f"the heads remembered in {path} cannot be read: {error}. {HEADS} names a file") from error
+        raise InputError(f"the heads remembered in {path} cannot be read: {error}. See {HEADS}") from error
     seen: dict[tuple[str, str], SeenHead] = {}
     for number, line in enumerate(text.splitlines(keepends=True), start=1):
         try:

@@ -131,7 +131,7 @@ def client_factors(clients: Sequence[ClientProfile], weight_decay: float, assume
     for client in clients:
         if client.expansion is None:
             raise InputError(
-                f"client {client.name!r} reports no expansion of its steps, so B cannot be proven: "
+                f"client {client.name!r} reports no expansion of its steps, so no L can be proven: "
                 'set regularity.kind = "assumed" (the certificate will say so) or train a linear model'
             )
         if not 0.0 < client.expansion <= 1.0 or (not weight_decay and client.expansion != 1.0):

@@ -43,7 +43,7 @@ def check_releases(reader: RunReader) -> Iterator[str]:
                 yield f"releases: event {event.seq} has no distances"
             released.add(row.node)
         first = event.kind == "training done"
-        if noise_std > 0.0 and (first or (event.kind == "request done" and view.spec.release.when == "request")):
+        if noise_std > 0.0 and (first or event.kind == "request done"):
             node = int(content["node"] if first else content["final_node"])
             if node not in released:
                 yield f"releases: event {event.seq} ({event.kind}) came before the head of node {node} was released"

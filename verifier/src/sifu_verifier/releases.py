@@ -29,8 +29,7 @@ def take_release(run: RunFolder, event: Row, payload: Row, tip: str | None) -> N
     if event["kind"] == "released":
         run.agree(f"event {event['seq']}: released node", str(payload["node"]), tip)
         run.releases.append(payload | {"seq": event["seq"]})
-    by_request = event["kind"] == "request done" and run.spec.get("release", {"when": ""})["when"] == "request"
-    if noise_of(run) and (event["kind"] == "training done" or by_request):
+    if noise_of(run) and event["kind"] in ("training done", "request done"):
         released = [str(row["node"]) for row in run.releases]
         run.check(tip in released, f"event {event['seq']}: the head was not released before")
 

@@ -121,7 +121,6 @@ def _demands_of_releases(spec: Spec) -> Iterator[Demand]:
     """Yield the conditions on noise added to releases: computable distances between heads, and fixed settings."""
     release = spec.release
     if release.noise == 0.0:
-        yield "release.when", release.when == "request", "request without release.noise: there is nothing to hold back"
         return
     yield (
         "release.noise",

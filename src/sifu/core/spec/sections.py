@@ -211,9 +211,6 @@ class ReleaseSpec:
 
     noise: float = key(0.0, "standard deviation of the noise, fixed before training; 0 is off")
     delta: float = key(1e-5, "certificates state epsilon at this delta")
-    when: Literal["request", "manual"] = key(
-        "request", "request releases after every change of the head, manual when sifu update is called"
-    )
 
 
 @dataclass(frozen=True)
