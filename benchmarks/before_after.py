@@ -4,7 +4,7 @@
 
 Three tasks: the four hospitals (a folder with the files processed.*.data of UCI), digits without features, and digits
 with 256 Fourier features. The observer has 100 public samples, all of them, or the training records, which give it the
-Gram matrix of the others up to the deleted record. Each row comes from `sifu audit RUN --before-after`. In rows with
+Gram matrix of the others up to the deleted record. Each row comes from `sifu audit RUN --only-releases`. In rows with
 source "files", `sifu forget` forgets records, and exports from before and after are compared.
 
 Rows with `hides` are runs with noise on releases, enough for one release to hide a record or a client at (1,
@@ -87,7 +87,7 @@ def hospitals_task(source: Path, folder: Path) -> Task:
         with files[name].open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([header, *(rows[number] for number in numbers)])
     records, spec = files["trained on"], folder / "hospitals.toml"
-    sifu("init", spec, "--from", records, "--label", "ill", "--client", "hospital")
+    sifu("init", spec, "--from", records, "--label", "ill", "--client-column", "hospital")
     text = spec.read_text(encoding="utf-8").replace('preprocessing = "unknown"', 'preprocessing = "fixed"')
     spec.write_text(text.replace("held_out = 0.2", "held_out = 0.0"), encoding="utf-8")
     return Task("hospitals", spec, records, files, numbered([rows[number][0] for number in chosen["trained on"]]))
@@ -130,7 +130,7 @@ def attacked(task: Task, folder: Path, trials: int, requests: int, hides: str = 
     run, generator = folder / f"run-{task.name}{hides}", np.random.default_rng(1)
     sifu("train", task.spec, "--run", run, *(noise_that_hides(task, hides, folder) if hides else ()))
     for public, file in task.public.items():
-        answer = sifu("audit", run, "--before-after", "--public", file, "--trials", trials)
+        answer = sifu("audit", run, "--only-releases", "--public-samples", file, "--trials", trials)
         wanted = [found for found in answer["before_after"] if hides in ("", found["what"])]
         yield from ({"task": task.name, "hides": hides, "public": public, **found} for found in wanted)
     if hides == "client":
@@ -146,8 +146,8 @@ def attacked(task: Task, folder: Path, trials: int, requests: int, hides: str = 
         rows.write_text(f"{record}\n", encoding="utf-8")
         sifu("forget", run, "--client", client, "--records", rows, *demand)
         sifu("export", run, "--model", after)
-        files = ("--before", before, "--after", after, "--public", task.public["all"], "--candidates", task.records)
-        records = sifu("audit", *files)["compared"][0]
+        known = ("--public-samples", task.public["all"], "--candidates", task.records)
+        records = sifu("audit", "--before", before, "--after", after, *known)["compared"][0]
         found.append((records["named"][0], str(row), records))
         before = after
     if found:

@@ -113,7 +113,8 @@ def deploy(example: Path, federation: Deployment, data: Path | None, rounds: int
         for number in range(NODES):
             make_node_key(folder / f"node{number}")
             federation.register(f"node{number}")
-            call(federation, "clients", "add", run, "--name", f"client-{number}", "--key", folder / f"node{number}.pub")
+            key = folder / f"node{number}.pub"
+            call(federation, "clients", "add", run, "--name", f"client-{number}", "--node-key", key)
             federation.supernode(f"node{number}", f"partition-id={number} num-partitions={NODES}")
         serve(federation, app, "training", rounds)
         trained = json.loads(call(federation, "status", run, "--format", "json"))

@@ -195,7 +195,7 @@ def predictions_agree(run: Path, table: Table, file: Path, folder: Path) -> floa
     sifu.open_run(run).export(folder / "model.safetensors")
     if not table.features:
         sifu.open_run(run).export(folder / "model.onnx")
-    command = ["predict", str(folder / "model.safetensors"), str(file), "--out", str(folder / "predicted.csv")]
+    command = ["predict", str(folder / "model.safetensors"), str(file), "--output", str(folder / "predicted.csv")]
     subprocess.run([sys.executable, "-m", "sifu.cli.main", *command], check=True, stdout=subprocess.DEVNULL)
     with (folder / "predicted.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))

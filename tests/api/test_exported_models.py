@@ -58,7 +58,7 @@ def test_predictions_are_those_of_the_parameters(table_run: Path, cli: Command) 
     # Columns in another order, without label and client, and one extra column that is no feature.
     (table_run / "new.csv").write_text("colour,note,price\nred,a,0.9\nblue,b,0.1\n")
     assert [row.prediction for row in model.predict_rows(table_run / "new.csv")] == wanted
-    answer = cli("predict", table_run / "m.safetensors", table_run / "new.csv", "--out", table_run / "out.csv")
+    answer = cli("predict", table_run / "m.safetensors", table_run / "new.csv", "--output", table_run / "out.csv")
     assert answer.code == 0, answer.err
     scores = model.scores(x).tolist()
     lines = ["id,class,score_no,score_yes", *(f"{k},{wanted[k]},{no},{yes}" for k, (no, yes) in enumerate(scores))]

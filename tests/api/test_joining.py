@@ -64,12 +64,10 @@ def test_joining_from_a_file_on_the_command_line(tmp_path: Path, keep: str, cli:
     folder = tmp_path / "run"
     assert cli("train", spec, "--run", folder).code == 0
     np.savez(tmp_path / "c3.npz", x=clients[3].x, y=clients[3].y)
-    answer = cli("join", folder, "--client", "c3", "--file", tmp_path / "c3.npz", "--format", "json")
+    answer = cli("join", folder, "--name", "c3", "--file", tmp_path / "c3.npz", "--format", "json")
     assert json.loads(answer.out)["joined"] == ["c3"], answer.err
     assert (
-        json.loads(cli("join", folder, "--client", "c3", "--file", tmp_path / "c3.npz", "--format", "json").out)[
-            "joined"
-        ]
+        json.loads(cli("join", folder, "--name", "c3", "--file", tmp_path / "c3.npz", "--format", "json").out)["joined"]
         == []
     )
     np.savez(tmp_path / "c4.npz", x=clients[4].x, y=clients[4].y, client=np.repeat("c4", clients[4].samples))
@@ -81,11 +79,11 @@ def test_joining_from_a_file_on_the_command_line(tmp_path: Path, keep: str, cli:
     assert sifu_verifier.verify(folder) == []
     before = state(folder)
     for arguments, why in (
-        (("--client", "c0", "--file", tmp_path / "c3.npz"), "already sent its statistics"),
-        (("--client", "c1", "--file", tmp_path / "c3.npz"), "asked to be forgotten"),
-        (("--file", tmp_path / "c3.npz"), "--client NAME"),
-        (("--client", "c9", "--file", tmp_path / "c4.npz"), "leave --client out"),
-        (("--client", "c9", "--file", tmp_path / "none.npz"), "none.npz"),
+        (("--name", "c0", "--file", tmp_path / "c3.npz"), "already sent its statistics"),
+        (("--name", "c1", "--file", tmp_path / "c3.npz"), "asked to be forgotten"),
+        (("--file", tmp_path / "c3.npz"), "--name NAME"),
+        (("--name", "c9", "--file", tmp_path / "c4.npz"), "leave --name out"),
+        (("--name", "c9", "--file", tmp_path / "none.npz"), "none.npz"),
     ):
         refused = cli("join", folder, *arguments)
         assert refused.code == 2, arguments
@@ -189,7 +187,7 @@ def test_the_same_file_may_be_the_data_of_two_names(tmp_path: Path, cli: Command
     given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     assert cli("train", tmp_path / "spec.toml", "--run", folder, *given).code == 0
     for name in ("b", "b-more"):
-        assert cli("join", folder, "--client", name, "--file", tmp_path / "more.npz").code == 0
+        assert cli("join", folder, "--name", name, "--file", tmp_path / "more.npz").code == 0
     assert cli("forget", folder, "--client", "b").code == 0
     left = [ClientData(str(k), clients[0].x[k::2], clients[0].y[k::2]) for k in range(2)]
     never = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs": 3}}

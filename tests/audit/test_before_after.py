@@ -176,7 +176,7 @@ def candidate_file(head_run: dict[str, Path]) -> Path:
 
 
 def test_the_audit_finds_what_exact_requests_deleted(head_run: dict[str, Path], cli: Command) -> None:
-    answer = cli("audit", head_run["run"], "--before-after", "--trials", 20, "--format", "json")
+    answer = cli("audit", head_run["run"], "--only-releases", "--trials", 20, "--format", "json")
     assert answer.code == 0  # no certificate covers this observer, so none is contradicted
     of_request, records, clients = json.loads(answer.out)["before_after"]
     assert (of_request["what"], of_request["source"], of_request["candidates"]) == ("record", "request one", 390)
@@ -189,7 +189,7 @@ def test_the_audit_finds_what_exact_requests_deleted(head_run: dict[str, Path], 
 
 
 def test_the_audit_of_a_whole_client_says_so_for_people(head_run: dict[str, Path], cli: Command) -> None:
-    answer = cli("audit", head_run["run"], "--before-after", "--request", "whole", "--trials", 0)
+    answer = cli("audit", head_run["run"], "--only-releases", "--request", "whole", "--trials", 0)
     text = " ".join(answer.out.split())
     assert "client request whole 100.0 % 40" in text
     assert "no certificate covers this" in text
@@ -206,8 +206,8 @@ def test_two_exported_files_name_the_deleted_client_and_record(
 ) -> None:
     _, clients = compare_files(head_run["first"], head_run["second"], head_run["public"], candidate_file)
     assert clients.named[0].candidate == "client-003"
-    answer = cli("audit", "--before", head_run["second"], "--after", head_run["third"], "--public", head_run["public"],
-                 "--candidates", candidate_file, "--format", "json")  # fmt: skip
+    known = ("--public-samples", head_run["public"], "--candidates", candidate_file, "--format", "json")
+    answer = cli("audit", "--before", head_run["second"], "--after", head_run["third"], *known)
     records, _ = json.loads(answer.out)["compared"]
     assert records["named"][0]["candidate"] == "54"  # row 4 of client-005
     assert records["stands_out"] > 5.0
@@ -224,7 +224,7 @@ def test_files_in_the_wrong_order_are_refused(
     head_run: dict[str, Path], candidate_file: Path, given: tuple[str, str], message: str, cli: Command
 ) -> None:
     files: list[Any] = ["--before", head_run[given[0]], "--after", head_run[given[1]]]
-    answer = cli("audit", *files, "--public", head_run["public"], "--candidates", candidate_file)
+    answer = cli("audit", *files, "--public-samples", head_run["public"], "--candidates", candidate_file)
     assert answer.code == 2
     assert message in " ".join(answer.err.split())
 
@@ -294,9 +294,10 @@ def test_a_patient_of_four_hospitals_is_named_from_a_table(tmp_path: Path, cli: 
             lines.append(",".join([name, *coded, "yes" if float(values[-1]) > 0 else "no"]))
     (tmp_path / "patients.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     spec = tmp_path / "spec.toml"
-    assert cli("init", spec, "--from", tmp_path / "patients.csv", "--label", "ill", "--client", "hospital").code == 0
+    columns = ("--label", "ill", "--client-column", "hospital")
+    assert cli("init", spec, "--from", tmp_path / "patients.csv", *columns).code == 0
     assert cli("train", spec, "--run", tmp_path / "run").code == 0
-    answer = cli("audit", tmp_path / "run", "--before-after", "--trials", 25, "--format", "json")
+    answer = cli("audit", tmp_path / "run", "--only-releases", "--trials", 25, "--format", "json")
     records, clients = json.loads(answer.out)["before_after"]
     assert records["candidates"] > 700
     assert records["identified"] >= 0.8  # of 25; fewer than 20 have probability 4e-4 at 96 %

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 
 import sifu
-from run_tools import Answer, Command, environment, query, run_cli, small_spec, spec_for
-from sifu.cli.main import app
+from run_tools import Answer, Command, built_command, environment, query, run_cli, small_spec, spec_for
+from sifu.cli.main import FORMER, app
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = sorted(command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands)  # type: ignore[union-attr]
@@ -50,6 +52,35 @@ print("LOADED", [name for name in {HEAVY!r} if name in sys.modules])
     assert ended.stdout.rstrip().endswith("LOADED []"), ended.stdout[-300:]
     for name in COMMANDS:
         assert f"sifu {name}" in ended.stdout
+
+
+def commands_below(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield every command with its words, the console's excepted: they belong to its distribution."""
+    yield name, command
+    for word, below in getattr(command, "commands", {}).items():
+        if word not in ("serve", "token"):
+            yield from commands_below(below, f"{name} {word}")
+
+
+def test_help_fits_a_screen_and_an_option_means_the_same_everywhere() -> None:
+    meanings: dict[str, set[Any]] = {}
+    for name, command in commands_below(built_command(app), "sifu"):
+        lines = command.get_help(click.Context(command, info_name=name, terminal_width=80)).splitlines()
+        assert len(lines) <= 40, name
+        assert not any(len(line) > 80 or line.endswith("...") for line in lines[1:]), name
+        for parameter in command.params:
+            for flag in parameter.opts:
+                if flag.startswith("--"):
+                    meanings.setdefault(flag, set()).add((parameter.help, parameter.metavar, parameter.type.name))
+    assert {flag: said for flag, said in meanings.items() if len(said) > 1} == {}
+    assert len(built_command(app).commands) == 26
+
+
+def test_a_command_of_an_earlier_version_names_the_one_of_today(cli: Command) -> None:
+    for word, now in FORMER.items():
+        answer = cli(word, "run")
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.err.endswith(f"use {now}\n")
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
@@ -128,7 +159,7 @@ def test_json_of_every_command(cli: Command, own_run: Path, tmp_path: Path) -> N
     sifu.train({"data": {"clients": 4}, "model": {"kind": "ridge"}}, run=solved)
     newcomer = tmp_path / "newcomer.npz"
     np.savez(newcomer, x=np.ones((3, 64)), y=np.array([0, 1, 2]))
-    commands["join"] = [solved, "--client", "new", "--file", newcomer]
+    commands["join"] = [solved, "--name", "new", "--file", newcomer]
     commands["evaluate"] = [solved, "--on", "training"]
     assert set(commands) | {"demo", "serve"} >= set(COMMANDS), "a new command: add it here"
     answers = {}

@@ -44,7 +44,7 @@ def test_a_csv_field_over_the_limit(tmp_path: Path, cli: Command, place: str) ->
     long = "x" * 140_000
     lines = [f"who,{long},y", "a,1,2"] if place == "header" else ["who,x,y", f"a,{long},2"]
     (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
-    check(cli("init", tmp_path / "s.toml", "--from", tmp_path / "t.csv", "--label", "y", "--client", "who"), 2)
+    check(cli("init", tmp_path / "s.toml", "--from", tmp_path / "t.csv", "--label", "y", "--client-column", "who"), 2)
 
 
 DEEP = "[" * 60_000 + "]" * 60_000

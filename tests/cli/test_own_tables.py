@@ -74,7 +74,7 @@ def test_clinics_and_patients_leave_exactly_and_a_clinic_joins_from_csv(
     assert [outcome.level for outcome in run.status().requests] == ["exact", "exact"]
     fifth = tmp_path / "fifth.csv"
     fifth.write_text("".join((tmp_path / "clinics" / "clinic-0.data").read_text().splitlines(True)[:20]))
-    assert cli("join", trained, "--file", fifth, "--client", "clinic-5").code == 0
+    assert cli("join", trained, "--file", fifth, "--name", "clinic-5").code == 0
     assert sifu.open_run(trained).verify().problems == []
     refused = cli("forget", trained, "--client", "clinic-3", "--records", "40")
     assert refused.code == 2
@@ -143,15 +143,15 @@ def write_comments(path: Path) -> None:
 def test_a_column_of_sentences_is_offered_as_text(tmp_path: Path, cli: Command) -> None:
     write_comments(tmp_path / "a.csv")
     checks = propose_spec(tmp_path / "a.csv", label="topic").checks
-    assert any("--text 'comment' --model FOLDER" in check for check in checks)
+    assert any("--text 'comment' --text-model FOLDER" in check for check in checks)
     assert any("--id 'ticket'" in check for check in checks)
-    assert not any("--id 'comment'" in check or "--text 'ticket'" in check for check in checks)
-    made = ("init", tmp_path / "spec.toml", "--from", tmp_path / "a.csv", "--label", "topic", "--id", "ticket")
+    assert not any("--id-column 'comment'" in check or "--text 'ticket'" in check for check in checks)
+    made = ("init", tmp_path / "spec.toml", "--from", tmp_path / "a.csv", "--label", "topic", "--id-column", "ticket")
     alone = cli(*made, "--text", "comment")
     assert alone.code == 2
     assert "found --text alone" in alone.err
-    assert "no column 'remark'" in cli(*made, "--text", "remark", "--model", "somebody/small").err
-    assert cli(*made, "--text", "comment", "--model", "somebody/small").code == 0
+    assert "no column 'remark'" in cli(*made, "--text", "remark", "--text-model", "somebody/small").err
+    assert cli(*made, "--text", "comment", "--text-model", "somebody/small").code == 0
     spec = Spec.from_mapping(tomllib.loads((tmp_path / "spec.toml").read_text()))
     assert (spec.data.text, spec.data.id, spec.data.ignore) == ("comment", "ticket", "")
     assert (spec.features.kind, spec.features.model) == ("transformers", "somebody/small")
@@ -289,7 +289,7 @@ def test_the_report_of_a_closed_form_run_has_no_rounds_and_counts_records_as_rec
     assert cli("forget", trained, "--client", "clinic-2", "--records", ",".join(map(str, rows))).code == 0
     fifth = trained.parent / "fifth.csv"
     fifth.write_text("".join((trained.parent / "clinics" / "clinic-0.data").read_text().splitlines(True)[:20]))
-    assert cli("join", trained, "--file", fifth, "--client", "clinic-5").code == 0
+    assert cli("join", trained, "--file", fifth, "--name", "clinic-5").code == 0
     assert cli("report", trained).code == 0
     page = (trained / "report" / "index.html").read_text()
     assert "2 requests, 1 client and 3 records forgotten, all certified as exact." in page
@@ -317,7 +317,7 @@ def test_a_newcomer_may_have_its_columns_in_another_order(regression: Path, tmp_
     for name, values in models[0].items():
         np.testing.assert_array_equal(values, models[1][name])
     (tmp_path / "more.csv").write_text("age,bmi,ward,stay\n50,20,A,100\n")
-    refused = cli("join", tmp_path / "same", "--file", tmp_path / "more.csv", "--client", "more")
+    refused = cli("join", tmp_path / "same", "--file", tmp_path / "more.csv", "--name", "more")
     assert refused.code == 2
     assert "has another column 'ward', unlike the table" in " ".join(refused.err.split())
 
@@ -360,13 +360,13 @@ def test_four_hospitals_as_published(tmp_path: Path, cli: Command) -> None:
     patients = [row for row in range(60) if _trains(run, "cleveland", row)][:3]
     done("forget", run, "--client", "cleveland", "--records", ",".join(map(str, patients)))
     (files / "cleveland.data").unlink()  # the kept statistics suffice
-    done("join", run, "--file", tmp_path / "fifth.csv", "--client", "debrecen")
+    done("join", run, "--file", tmp_path / "fifth.csv", "--name", "debrecen")
     assert "4 active, 1 forgotten" in done("status", run)
     assert [request.level for request in sifu.open_run(run).status().requests] == ["exact", "exact"]
     done("verify", run)
 
     done("export", run, "--model", tmp_path / "m.safetensors")
-    done("predict", tmp_path / "m.safetensors", tmp_path / "fifth.csv", "--out", tmp_path / "predictions.csv")
+    done("predict", tmp_path / "m.safetensors", tmp_path / "fifth.csv", "--output", tmp_path / "predictions.csv")
     done("export", run, "--model", tmp_path / "m.onnx")
     header, *rows = (tmp_path / "predictions.csv").read_text().splitlines()
     assert "score" in header

@@ -69,7 +69,7 @@ preprocessing = "fixed"
 SCENARIOS: dict[str, list[str]] = {
     "noise": [
         "init spec.toml",
-        "clients add run --name client-000 --key node.pub",
+        "clients add run --name client-000 --node-key node.pub",
         "clients block run --name client-000",
         "--witness witness.jsonl train small.toml --run fresh/run",
         "train small.toml --run run",

@@ -29,9 +29,8 @@ def test_the_row_that_applies(spec: dict[str, Any], row: str) -> None:
 def test_unscaled_columns_and_shortened_rows_are_named(tmp_path: Path, cli: Command) -> None:
     lines = ["client,age,pressure,ill", *(f"{'ab'[k % 2]},{k % 7},{2000 + k},{k % 2}" for k in range(20))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    assert (
-        cli("init", tmp_path / "t.toml", "--from", tmp_path / "t.csv", "--label", "ill", "--client", "client").code == 0
-    )
+    columns = ("--label", "ill", "--client-column", "client")
+    assert cli("init", tmp_path / "t.toml", "--from", tmp_path / "t.csv", *columns).code == 0
     answer = cli("plan", tmp_path / "t.toml")
     words = " ".join(answer.out.split())
     assert answer.code == 0

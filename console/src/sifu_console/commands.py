@@ -36,7 +36,7 @@ def serve(
         str, option("Client id at the issuer; its secret is SIFU_SIGN_IN_SECRET.", "--sign-in-client", metavar="ID")
     ] = "sifu",
 ) -> None:
-    """Serve the console: runs in the browser, with approvals, and a JSON API.
+    """Serve the console in the browser, and its JSON API.
 
     By default it accepts connections from this machine only; other machines need TLS. People log in with tokens, see
     sifu token. Ctrl-C stops only the console: requests in execution continue.

@@ -79,7 +79,7 @@ class TwoHeads:
                 f"{public.shape[1] - 1} features: give two releases of one run, and samples of its kind"
             )
         if len(public) < 2:
-            raise InputError(f"the attack needs public samples, found {len(public)}: give a file with --public")
+            raise InputError(f"the attack needs public samples, found {len(public)}: give a file with --public-samples")
         self.before, self.after, self.public, self.kind = before, after, public, kind
         self.moved = before - after
         if not np.any(self.moved):

@@ -8,7 +8,11 @@ from typing import Annotated
 import sifu
 from sifu.cli.options import (
     AllOption,
+    HeadsOption,
+    ModuleOption,
+    OutputOption,
     PublicKeyOption,
+    RequestOption,
     argument,
     collect_run,
     option,
@@ -28,9 +32,7 @@ def verify(
         ),
     ],
     public_key: PublicKeyOption = None,
-    heads: Annotated[
-        list[Path] | None, option("File of signed heads kept elsewhere, or a certificate; repeatable.", "--head")
-    ] = None,
+    heads: HeadsOption = None,
     record: Annotated[
         str | None, option("Record that a certificate must cover: its identity, or its row number.", metavar="X")
     ] = None,
@@ -84,32 +86,30 @@ def _check_record(verified: sifu.Verification, identity: str, nonce: str) -> Ans
 
 def audit(
     folder: Annotated[Path | None, argument("DIR", "The run folder.", callback=collect_run)] = None,
-    request: Annotated[str | None, option("Request whose release is attacked.", show_default="the last")] = None,
+    request: RequestOption = None,
     attacks: Annotated[bool, option("Also attack the release, and compare it with the one before.")] = True,
     subjects: Annotated[int, option("Maximum number of forgotten clients to replay.", min=1)] = 16,
     replays: Annotated[int, option("Replays of a release with and without the client.", min=20)] = 100_000,
     seed: Annotated[int | None, option("Seed of the audit's own draws, to repeat it.")] = None,
-    before_after: Annotated[
-        bool, option("Only compare two releases, as an observer who kept the earlier one could.", "--before-after")
+    only_releases: Annotated[
+        bool, option("Only compare two releases, as an observer of both could.", "--only-releases")
     ] = False,
     before: Annotated[Path | None, option("Earlier release to compare, an exported safetensors file.")] = None,
     after: Annotated[Path | None, option("Later release to compare.")] = None,
     public: Annotated[
-        Path | None, option("Public samples to compare releases with.", show_default="the run's held-out rows")
+        Path | None, option("Samples to compare releases with.", "--public-samples", show_default="held-out rows")
     ] = None,
     candidates: Annotated[Path | None, option("With --before and --after: records that may have been deleted.")] = None,
-    module: Annotated[
-        str | None, option("With --before and --after: module to run, which computes the features.", metavar="MODULE")
-    ] = None,
+    module: ModuleOption = None,
     trials: Annotated[int, option("Trial deletions to compare, 0 for none.", min=0)] = 50,
-    output: Annotated[Path | None, option("Folder for audit.json.", show_default="DIR/audit")] = None,
+    output: OutputOption = None,
 ) -> Answer:
     """Attack the certified claims.
 
-    Exit code 3 if any of them is contradicted. Replays the run with and without the forgotten clients (all data must be
-    available), compares true distances with Psi and noise with its record, bounds epsilon from below by replaying
-    releases, and attacks the released model. It also compares releases before and after a deletion, which no
-    certificate covers; two exported files are compared without the run.
+    Exit code 3 if any of them is contradicted; audit.json is in DIR/audit by default. Replays the run with and without
+    the forgotten clients (all data must be available), compares true distances with Psi and noise with its record,
+    bounds epsilon from below by replaying releases, and attacks the released model. It also compares releases before
+    and after a deletion, which no certificate covers; two exported files are compared without the run.
     """
     from sifu.audit import AuditOptions, compare_files
     from sifu.cli.audit import AuditProgress, show_audit, show_comparison
@@ -117,7 +117,7 @@ def audit(
     if before is not None or after is not None:
         if before is None or after is None or public is None or candidates is None or folder is not None:
             raise InputError(
-                "comparing two files needs --before, --after, --public and --candidates, and no run folder"
+                "comparing two files needs --before, --after, --public-samples and --candidates, and no run folder"
             )
         return show_comparison(compare_files(before, after, public, candidates, module))
     if folder is None:
@@ -130,9 +130,9 @@ def audit(
         seed=seed,
         public=public,
         trials=trials,
-        only_before_after=before_after,
+        only_before_after=only_releases,
     )
     with AuditProgress() as progress:
         opened = sifu.open_run(folder)
         report = sifu.audit_run(opened, options, progress=progress)
-    return show_audit(report, None if before_after else output or folder / "audit")
+    return show_audit(report, None if only_releases else output or folder / "audit")

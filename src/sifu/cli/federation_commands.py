@@ -11,21 +11,23 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-from sifu.cli.options import Commands, argument, collect_run, option
+from sifu.cli.options import Commands, IdOption, NameOption, RunOption, argument, collect_run, option
 from sifu.cli.output import Answer, table
 from sifu.errors import InputError
 
 clients = Commands("clients", "Manage the clients of a Flower federation.")
 
 RunArgument = Annotated[Path, argument("DIR", "The run folder, even if there is no run yet.", callback=collect_run)]
-NameOption = Annotated[str, option("The client's name.", "--name")]
+NodeKeyOption = Annotated[
+    Path, option("Key file of the node, as ssh-keygen wrote it: public to add, private to sign.", "--node-key")
+]
 
 
 @clients.command("add")
 def add_client(
     run: RunArgument,
     name: NameOption,
-    key: Annotated[Path, option("Public key of its node, as written by ssh-keygen.", metavar="PUB")],
+    key: NodeKeyOption,
     other_key: Annotated[bool, option("Replace the key of a known client.", "--replace")] = False,
 ) -> Answer:
     """Add a client to the list, or replace its key."""
@@ -57,11 +59,11 @@ def block_client(run: RunArgument, name: NameOption) -> Answer:
 
 @clients.command("sign")
 def sign_own_request(
-    key: Annotated[Path, option("Private key of the node.", metavar="KEY")],
+    key: NodeKeyOption,
     name: NameOption,
     run_id: Annotated[str, option("Id of the run, see sifu clients list.")],
-    id: Annotated[str, option("Id of the request.")],
-    output: Annotated[Path, option("File to send to the operator.", metavar="FILE")],
+    id: IdOption,
+    output: Annotated[Path, option("File or folder to write.", "--output", metavar="PATH")],
 ) -> Answer:
     """Sign, as a client, a request to be forgotten. The operator files it with sifu request DIR --signed FILE."""
     from sifu.requests.messages import sign_request
@@ -94,7 +96,7 @@ def _apply(run: Path, change: dict[str, Any], sentence: str) -> Answer:
 
 def flower(
     folder: Annotated[Path, argument("DIR", "Folder for the app.")],
-    run: Annotated[Path | None, option("Run folder of the app.", show_default="DIR-run, next to the app")] = None,
+    run: RunOption = None,
     insecure: Annotated[
         bool,
         option("Trust the names that nodes give, for demos only; limits certificates.", "--insecure-identity"),
@@ -102,7 +104,7 @@ def flower(
 ) -> Answer:
     """Write a Flower app, with a spec and a README.
 
-    Needs no network. See docs/flower.md.
+    Needs no network. The run's folder is DIR-run by default, next to the app. See docs/flower.md.
     """
     files = write_app(folder, run or default_run(folder), insecure)
     return Answer(

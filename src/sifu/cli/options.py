@@ -89,9 +89,20 @@ SetOption = Annotated[list[str] | None, option("Override a key of the spec.", "-
 PublicKeyOption = Annotated[
     str | None, option("The operator's public key (hex), from a source other than the run.", "--public-key")
 ]
-DeviceOption = Annotated[
-    Device, option("Device to compute on; auto uses a GPU if there is one and it is faster.", "--device")
+RunOption = Annotated[Path | None, option("Folder of the run.", "--run")]
+RequestOption = Annotated[str | None, option("Only this request.", "--request", metavar="ID")]
+IdOption = Annotated[str, option("Id of the request.", "--id", metavar="ID")]
+ClientsOption = Annotated[str | None, option("Clients to forget.", "--clients", "--client", metavar="A,B")]
+NameOption = Annotated[str, option("The client's name.", "--name", metavar="NAME")]
+HeadsOption = Annotated[
+    list[Path] | None, option("File of signed heads kept elsewhere, or a certificate; repeatable.", "--head")
 ]
+PublicOption = Annotated[bool, option("The form for the public, without confidential data.", "--public")]
+ModuleOption = Annotated[
+    str | None, option("Module of yours: the model or its features.", "--module", metavar="PACKAGE.FILE:FUNCTION")
+]
+OutputOption = Annotated[Path | None, option("File or folder to write.", "--output", metavar="PATH")]
+DeviceOption = Annotated[Device, option("auto uses a GPU if there is one and it is faster.", "--device")]
 
 
 def _parse_sigma(text: str) -> Any:
@@ -164,8 +175,8 @@ def client_names(clients: str) -> list[str]:
 RecordsOption = Annotated[
     str | None,
     option(
-        "Records of one client to forget; the client stays. A,B,... or a text file with one per line. Each is an "
-        "identity if the spec has data.id, else a row number in the client's data, counted from 0.",
+        "Forget records of one client, which stays: identities (data.id) or row numbers from 0; a file has one per "
+        "line.",
         "--records",
         metavar="FILE|A,B",
     ),

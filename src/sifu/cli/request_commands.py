@@ -14,6 +14,7 @@ from sifu.choices import Decision
 from sifu.cli.options import (
     ActorOption,
     AllOption,
+    PublicOption,
     RequestArgument,
     RunArgument,
     argument,
@@ -36,15 +37,15 @@ DECISIONS: dict[str, Decision] = {
 def requests(
     folder: Annotated[Path, argument("DIR", "A run folder, or a folder that contains runs.")],
     request: Annotated[str | None, argument("[ID]", "Request of the run to show as an approver must see it.")] = None,
-    public: Annotated[bool, option("Leave out personal data: names, ids and actors.", "--public")] = False,
+    public: PublicOption = False,
     pending: Annotated[bool, option("List only pending requests, by deadline.", "--pending")] = False,
     overdue: Annotated[bool, option("List only overdue requests.", "--overdue")] = False,
 ) -> Answer:
     """List requests, or show one.
 
-    --public is for publication. --pending and --overdue include the inbox of a run; a deadline of today is not overdue.
-    Of several runs, one that cannot be read is named. With ID, requests that were submitted through the console are
-    examined first: each is recorded, or refused with the reason.
+    --public leaves out names, ids and actors. --pending and --overdue include the inbox of a run; a deadline of today
+    is not overdue. Of several runs, one that cannot be read is named. With ID, requests that were submitted through the
+    console are examined first: each is recorded, or refused with the reason.
     """
     if public + (pending or overdue) + (request is not None) > 1:
         raise InputError("ID, --public and --pending (or --overdue) cannot be combined: give one of them")
@@ -204,7 +205,7 @@ def _show(
 def certificate(
     run: RunArgument,
     request: RequestArgument,
-    public: Annotated[bool, option("Show the answer to the client, in plain words.", "--public")] = False,
+    public: PublicOption = False,
     everything: AllOption = False,
     bundle: Annotated[
         Path | None, option("Write the public certificate with the signed chain of events.", metavar="FILE")
@@ -212,7 +213,7 @@ def certificate(
 ) -> Answer:
     """Show a certificate, or write a bundle to hand out.
 
-    A summary by default; --all shows all of it, and --public the client's version.
+    A summary by default; --all shows all of it, and --public the answer to the client, in plain words.
 
     --format json prints the signed file. --bundle verifies the run and writes one file to hand out: it names nobody
     else and holds no private key; sifu verify checks it.

@@ -13,7 +13,11 @@ from sifu.choices import MeasuredOn
 from sifu.cli.options import (
     AllOption,
     DeviceOption,
+    ModuleOption,
+    NameOption,
+    OutputOption,
     RunArgument,
+    RunOption,
     SetOption,
     argument,
     collect_run,
@@ -28,14 +32,12 @@ def warn(sentence: str) -> None:
     err.print(f"sifu: {sentence}", markup=False, highlight=False, soft_wrap=True)
 
 
-def demo(
-    run: Annotated[Path | None, option("Folder for the run.", show_default="sifu-demo")] = None,
-) -> Answer:
+def demo(run: RunOption = None) -> Answer:
     """Train, forget and verify on digits, in less than a minute.
 
     First, a closed-form head of 160 clients forgets without noise. Then the same clients train a digit classifier in
     rounds. Three requests of five clients each are executed with noise, compared with Scratch, certified and verified,
-    and a report is written.
+    and a report is written. The run's folder is sifu-demo by default.
     """
     from sifu.cli.demo import run_demo
 
@@ -48,12 +50,14 @@ def init(
         Path | None,
         option("CSV or Parquet file, or a folder of them, to propose a spec for.", "--from", metavar="TABLE"),
     ] = None,
-    label: Annotated[str, option("With --from: column of the label.")] = "",
-    client: Annotated[str, option("With --from: column that names the client of each row.")] = "",
-    identity: Annotated[str, option("With --from: column that identifies a row.", "--id")] = "",
-    columns: Annotated[str, option("With --from: names of all columns of a file without a header line.")] = "",
-    text: Annotated[str, option("With --from: column of texts to predict from, and nothing else.")] = "",
-    model: Annotated[str, option("With --text: folder, or name on the hub, of a Hugging Face model.")] = "",
+    label: Annotated[str, option("Column of the label.")] = "",
+    client: Annotated[str, option("Column that names the client of each row.", "--client-column")] = "",
+    identity: Annotated[str, option("Column that identifies a row.", "--id-column")] = "",
+    columns: Annotated[str, option("Names of all columns of a file without a header line.")] = "",
+    text: Annotated[str, option("Column of texts to predict from, and nothing else.")] = "",
+    model: Annotated[
+        str, option("With --text: folder, or name on the hub, of a Hugging Face model.", "--text-model")
+    ] = "",
 ) -> Answer:
     """Write a commented spec to start from.
 
@@ -86,7 +90,7 @@ def init(
 
 def train(
     spec: Annotated[Path, argument("SPEC.toml", "Spec of the training, see sifu init.")],
-    run: Annotated[Path, option("Folder of the run; an unfinished run is continued.", callback=collect_run)],
+    run: Annotated[Path, option("Folder of the run.", "--run")],
     settings: SetOption = None,
     device: DeviceOption = "auto",
 ) -> Answer:
@@ -98,6 +102,7 @@ def train(
     from sifu.cli.run_output import show_status
     from sifu.run.run_view import RunView
 
+    collect_run(run)
     merged = sifu.load_spec(spec, settings or [])
     with RoundsProgress() as progress:
         trained = sifu.train(merged, run=run, progress=progress, device=device)
@@ -137,17 +142,17 @@ def join(
     file: Annotated[
         Path, option("Data file of the format the run was trained from: CSV, Parquet or .npz.", metavar="FILE")
     ],
-    client: Annotated[str | None, option("Name of the client, unless the file names it.")] = None,
+    name: NameOption = "",
 ) -> Answer:
     """Add clients to a head in closed form, and solve it again.
 
-    Each client sends its statistics once. A table needs the same columns, in any order; its client column or --client
+    Each client sends its statistics once. A table needs the same columns, in any order; its client column or --name
     names the client. The run stores the path and reads the file again when it needs the data. To add records of a known
     client, join them under another name; to remove records, use sifu forget --records. Run the same command again after
     an interruption.
     """
     with RoundsProgress() as progress:
-        joined = sifu.open_run(run).join(progress, file=file, name=client)
+        joined = sifu.open_run(run).join(progress, file=file, name=name or None)
     who = names_text(joined, escaped=False) if joined else "No new client"
     return Answer({"joined": joined}, f"{who} joined {run}; the head was solved again." if joined else f"{who} joined.")
 
@@ -184,13 +189,11 @@ def status(run: RunArgument, everything: AllOption = False) -> Answer:
 
 def report(
     run: RunArgument,
-    output: Annotated[
-        Path | None, option("Folder for the page and its figures.", "--out", "--output", show_default="DIR/report")
-    ] = None,
+    output: OutputOption = None,
 ) -> Answer:
     """Write an HTML page with figures (confidential).
 
-    It is self-contained, and shows Psi and nodes.
+    It is self-contained, and shows Psi and nodes. Its folder is DIR/report by default.
     """
     from sifu.report import write_report
 
@@ -200,7 +203,7 @@ def report(
 
 def export(
     run: RunArgument,
-    model: Annotated[Path, option("File to write: .safetensors, or .onnx.", "--model", "--output", metavar="FILE")],
+    model: Annotated[Path, option("File to write: .safetensors, or .onnx.", "--model", metavar="FILE")],
 ) -> Answer:
     """Write the released model and its description.
 
@@ -217,19 +220,14 @@ def export(
 def predict(
     model: Annotated[Path, argument("MODEL", "Safetensors file written by sifu export.")],
     data: Annotated[Path, argument("DATA", "Npz file with x, or a CSV or Parquet file.")],
-    output: Annotated[
-        Path | None, option("CSV file to write instead of printing.", "--out", "--output", metavar="FILE.csv")
-    ] = None,
-    module: Annotated[
-        str | None,
-        option("Module of yours to run, the model itself or its features.", metavar="PACKAGE.FILE:FUNCTION"),
-    ] = None,
+    output: OutputOption = None,
+    module: ModuleOption = None,
 ) -> Answer:
     """Predict new rows or images with a released model.
 
-    Uses the inputs and features of its description. Each line has the row's identity (the column data.id) or its number
-    from 0, the class, and a score per class. For a row with a missing or unlisted value that the description does not
-    cover, the line has a reason instead.
+    Prints CSV, or writes it to a file. Uses the inputs and features of the model's description. Each line has the row's
+    identity (the column data.id) or its number from 0, the class, and a score per class. For a row with a missing or
+    unlisted value that the description does not cover, the line has a reason instead.
     """
     import csv
     import io

@@ -11,8 +11,11 @@ from sifu.choices import TermsGiven
 from sifu.cli.options import (
     ActorOption,
     AllOption,
+    ClientsOption,
     DeviceOption,
+    IdOption,
     RecordsOption,
+    RequestOption,
     RunArgument,
     SetOption,
     argument,
@@ -27,8 +30,6 @@ from sifu.cli.output import Answer, Format, RoundsProgress, err, names_text, out
 from sifu.core.operator_words import approvals_words
 from sifu.core.record_commitments import new_nonces
 from sifu.errors import InputError
-
-ClientsOption = Annotated[str | None, option("Names of the clients to forget.", "--clients", "--client", metavar="A,B")]
 
 
 @takes_terms
@@ -67,9 +68,7 @@ def request(
     clients: ClientsOption = None,
     records: RecordsOption = None,
     signed: Annotated[Path | None, option("Request signed by the client, see sifu clients sign.")] = None,
-    id: Annotated[
-        str | None, option("Id of the request; filing the same id again changes nothing.", show_default="r1, r2, ...")
-    ] = None,
+    id: IdOption = "",
     *,
     terms: TermsGiven,
     deadline: Annotated[
@@ -91,7 +90,7 @@ def request(
     opened, nonces = sifu.Run(run), dict[str, str]()
     _add_records(terms, clients, records, run)
     if signed is not None:
-        if clients is not None or id is not None or terms:
+        if clients is not None or id or terms:
             raise InputError("a signed request already contains its terms: give --signed without other options")
         statement = read_statement(signed)
         names, received = [str(statement["body"].get("client"))], opened.request_signed(statement)
@@ -100,7 +99,7 @@ def request(
     else:
         names = client_names(clients)
         nonces = new_nonces(terms.get("records") or ())
-        received = opened.request(names, id, deadline_days=deadline, actor=actor, nonces=nonces, **terms)
+        received = opened.request(names, id or None, deadline_days=deadline, actor=actor, nonces=nonces, **terms)
     held = opened.committed(received, nonces) if nonces else {}
     _show_nonces(held)
     status = opened.request_status(received)
@@ -132,9 +131,9 @@ def request(
 @takes_terms
 def forget(
     run: RunArgument,
-    clients: Annotated[str | None, option("Clients of a new request.", "--clients", "--client", metavar="A,B")] = None,
+    clients: ClientsOption = None,
     records: RecordsOption = None,
-    request: Annotated[str | None, option("Queued request to execute, instead of all.", metavar="ID")] = None,
+    request: RequestOption = None,
     *,
     terms: TermsGiven,
     device: DeviceOption = "auto",

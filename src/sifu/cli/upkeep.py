@@ -9,7 +9,7 @@ from typing import Annotated
 from rich.markup import escape
 
 import sifu
-from sifu.cli.options import RunArgument, argument, option
+from sifu.cli.options import HeadsOption, RunArgument, argument, option
 from sifu.cli.output import Answer, out
 from sifu.errors import InputError
 
@@ -52,9 +52,7 @@ def backup(run: RunArgument, file: BackupArgument) -> Answer:
 def restore(
     file: BackupArgument,
     run: Annotated[Path, argument("DIR", "A new folder for the run.")],
-    heads: Annotated[
-        list[Path] | None, option("File of signed heads kept elsewhere, or a certificate; repeatable.", "--head")
-    ] = None,
+    heads: HeadsOption = None,
     certificates: Annotated[
         list[Path] | None,
         option("Certificate issued since the backup; its request is named, to be filed again.", "--certificate"),

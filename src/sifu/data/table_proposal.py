@@ -67,8 +67,8 @@ def propose_spec(
     """
     if bool(text) != bool(model):
         raise InputError(
-            "--text COLUMN and --model FOLDER belong together: the column of texts, and the Hugging Face model that "
-            f"reads them; found {'--text' if text else '--model'} alone"
+            "--text COLUMN and --text-model FOLDER belong together: the column of texts, and the Hugging Face model "
+            f"that reads them; found {'--text' if text else '--text-model'} alone"
         )
     files = table_files(path) if path.is_dir() else [path]
     if not files:
@@ -182,7 +182,7 @@ class _Roles:
             if not client:
                 raise InputError(
                     f"which column of {tables[0].name} names the client (hospital, site) of each row? Give it with "
-                    f"--client; it has {', '.join(names)[:400]}"
+                    f"--client-column; it has {', '.join(names)[:400]}"
                 )
         commas = tables[0].decimal_commas
         columns = {name: _Column.read([table.columns[name] for table in tables], commas) for name in names}
@@ -246,9 +246,9 @@ class _Roles:
             yield f"ignored: {name!r} has a different whole number in every row, like an identity"
         for name in self.free_text_columns:
             if self.columns[name].are_sentences:
-                yield f"text: {name!r} holds sentences; to predict from them, add --text {name!r} --model FOLDER"
+                yield f"text: {name!r} holds sentences; to predict from them, add --text {name!r} --text-model FOLDER"
             elif not self.identity and self.columns[name].is_unique:
-                yield f"identity: {name!r} has a different text in every row; if it identifies a row, add --id {name!r}"
+                yield f"identity: {name!r} differs in every row; if it identifies a row, add --id-column {name!r}"
         for name in self.numbers:
             if non_numeric := self.non_numeric_values(name):
                 texts = [f"{text[:40]!r} ({count})" for text, count in non_numeric.most_common()]

@@ -148,9 +148,9 @@ def clients_of_file(spec: Spec, file: Path, name: str | None, owner: str = "") -
     if (given is None) == (name is None):
         where = f"column {spec.data.client!r}" if spec.data.client else "array client"
         raise InputError(
-            f"{file} has no {where}: name the client with --client NAME"
+            f"{file} has no {where}: name the client with --name NAME"
             if given is None
-            else f"{file} names its clients itself, in the {where}: leave --client out"
+            else f"{file} names its clients itself, in the {where}: leave --name out"
         )
     if given is None:
         names: tuple[str, ...] = (str(name),)
@@ -317,6 +317,6 @@ def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple
         elif client.name not in joined or joined[client.name][0] != file:  # repeating a command is allowed
             raise InputError(
                 f"{client.name} already sent its statistics: join additional records under another name, and remove "
-                "records with sifu forget --client NAME --records FILE"
+                "records with sifu forget --name NAME --records FILE"
             )
     return tuple(newcomers)

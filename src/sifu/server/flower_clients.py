@@ -80,7 +80,7 @@ class ClientRegistry:
         if not self._listed:
             raise InputError(
                 f"no client is on the list of {self._settings.run}: add each with sifu clients add "
-                f"{self._settings.run} --name NAME --key NODE.pub, and give that key to its SuperNode "
+                f"{self._settings.run} --name NAME --node-key NODE.pub, and give that key to its SuperNode "
                 f"(--auth-supernode-private-key), {way}"
             )
         # Flower gives an app no other way to find out whether SuperLink uses TLS.

@@ -251,7 +251,7 @@ def test_the_ready_app_trains_forgets_and_proves(federation: Deployment, tmp_pat
     spec.write_text(spec.read_text().replace('sigma = "auto"', "sigma = 0.5"))
     for number in (0, 2, 3):
         key = federation.folder / f"node{number}.pub"
-        assert federation.sifu("clients", "add", run, "--name", f"site-{number}", "--key", key).returncode == 0
+        assert federation.sifu("clients", "add", run, "--name", f"site-{number}", "--node-key", key).returncode == 0
     federation.flwr_run(app, "ready")
     federation.wait_for(lambda: query(run, "SELECT 1 FROM events WHERE kind = 'training done'"), "training")
     assert federation.sifu("request", run, "--clients", "site-2", "--id", "one").returncode == 0
