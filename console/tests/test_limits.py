@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from typing import Any
 
 import jsonschema
@@ -11,8 +12,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from sifu.errors import InputError
-from sifu_console.json_api import SCHEMAS
-from sifu_console.schema import problems
 from sifu_console.security import origin_of
 from sifu_console.serving import Binding, check_binding
 
@@ -57,38 +56,12 @@ def test_wrong_logins_count_for_a_whole_ipv6_network(service: Any) -> None:
 
 
 VALID: dict[str, dict[str, Any]] = {
-    "file_request": {
-        "request": "a",
-        "clients": ["b"],
-        "deadline_days": 3,
-        "terms": {"epsilon": 1.0, "records": [1, "x"]},
-    },
-    "decide": {"request": "a", "decision": "approved", "reason": "", "terms": ""},
-    "execute": {"request": "a"},
-    "compare_ways": {"clients": ["b"], "terms": {"sigma": "auto", "level": "exact"}},
-    "verify": {},
+    "requests": {"request": "a", "clients": ["b"], "deadline_days": 3, "terms": {"epsilon": 1.0, "records": [1, "x"]}},
+    "decisions": {"request": "a", "decision": "approved", "reason": "", "terms": ""},
+    "carry-out": {"request": "a"},
+    "plan": {"clients": ["b"], "terms": {"sigma": "auto", "level": "exact"}},
 }
-VALUES = (
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    2.0,
-    2.5,
-    "",
-    "a",
-    "auto",
-    "approved",
-    "exact",
-    [],
-    [1],
-    ["a"],
-    [None],
-    {},
-    {"a": 1},
-)
+VALUES = (None, True, False, 0, 1, -1, 2.5, "", "a", "auto", "approved", "exact", [], [1], ["a"], [None], {}, {"a": 1})
 
 
 def mutate(draw: random.Random, value: Any) -> Any:
@@ -105,30 +78,23 @@ def mutate(draw: random.Random, value: Any) -> Any:
     return copy.deepcopy(draw.choice(VALUES))
 
 
-@pytest.mark.parametrize("operation", sorted(SCHEMAS))
-def test_bodies_are_refused_exactly_where_the_schema_forbids_them(operation: str) -> None:
-    """The console's checks agree with an independent implementation of JSON Schema."""
-    assert set(VALID) == set(SCHEMAS)
-    draw, judge = random.Random(operation), jsonschema.Draft202012Validator(SCHEMAS[operation])
-    outcomes = set()
-    for _ in range(3000):
-        body = VALID[operation]
+@pytest.mark.parametrize("path", VALID)
+def test_bodies_are_refused_exactly_where_the_description_forbids_them(service: Any, path: str) -> None:
+    """The API's answers agree with an independent reading of the schemas that it publishes."""
+    document = service.stranger().get("/api/v1/openapi.json").json()
+    (content,) = document["paths"][f"/api/v1/runs/{{run}}/{path}"]["post"]["requestBody"]["content"].values()
+    judge = jsonschema.Draft202012Validator(content["schema"] | {"components": document["components"]})
+    draw, north = random.Random(path), service.key("north")
+    program = service.program("ann" if path == "decisions" else "otto")
+    seen = set()
+    for _ in range(50):
+        body = VALID[path]
         for _ in range(draw.choice((0, 1, 1, 2, 3))):
             body = mutate(draw, body)
-        found = list(problems(SCHEMAS[operation], body, "the body"))
-        assert (not found) == judge.is_valid(body), (body, found)
-        outcomes.add(not found)
-    assert outcomes == {True, False}
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_the_api_answers_400_to_every_forbidden_body(service: Any, seed: int) -> None:
-    draw, otto, north = random.Random(seed), service.program("otto"), service.key("north")
-    paths = {"file_request": "requests", "decide": "decisions", "execute": "carry-out", "compare_ways": "plan"}
-    for _ in range(40):
-        operation = draw.choice(sorted(paths))
-        body = mutate(draw, VALID[operation])
-        if list(problems(SCHEMAS[operation], body, "the body")):
-            answer = otto.post(f"/api/v1/runs/{north}/{paths[operation]}", json=body)
-            assert answer.status_code == 400, (operation, body, answer.text)
-    assert otto.get(f"/api/v1/runs/{north}/requests").json()["requests"] == []
+        answer, valid = program.post(f"/api/v1/runs/{north}/{path}", json=body), judge.is_valid(body)
+        seen.add(valid)
+        # What is valid is refused later, because the run has no such client or request; pydantic names what it found.
+        assert answer.status_code in (400, 404), (body, answer.text)
+        assert valid == (not re.match(r"(the body|[a-z_.0-9]+): ", answer.json()["error"])), (body, answer.text)
+    assert seen == {True, False}
+    assert program.get(f"/api/v1/runs/{north}/requests").json()["requests"] == []

@@ -75,7 +75,7 @@ def _pages(run: Path) -> Iterator[tuple[str, bytes]]:
     browser = TestClient(app, base_url="http://localhost", follow_redirects=True)
     assert browser.post("/login", data={"token": secret}).status_code == 200
     key = program.get("/api/v1/runs").json()["runs"][0]["run"]
-    routes = [*pages.ROUTES, *request_pages.ROUTES, *finding.ROUTES, *json_api.ROUTES]
+    routes = [route for part in (pages, request_pages, finding, json_api) for route in part.router.routes]
     for path in [route.path for route in routes if route.methods and "GET" in route.methods]:
         client = program if path.startswith("/api") else browser
         answer = client.get(path.replace("{run}", key).replace("{number:int}", "1"))

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from sifu.errors import SifuError
-from sifu_console import finding, json_api, pages, request_pages
-from sifu_console.asking import Console
+from sifu_console import __version__, finding, json_api, pages, request_pages
+from sifu_console.asking import Console, NotKnownError, answer_to, console_of, status_code
 from sifu_console.security import PROBES, Guard, RateLimit, refused
 from sifu_console.service import ConsoleService
 from sifu_console.tokens import Sessions, TokenFile
@@ -26,11 +24,6 @@ from sifu_console.tokens import Sessions, TokenFile
 if TYPE_CHECKING:
     from sifu_console.sign_in import SignIn
 
-STATIC = {
-    "console.css": "text/css; charset=utf-8",
-    "console.js": "text/javascript; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-}
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 LOGINS_PER_SECOND, LOGINS_AT_ONCE = 0.2, 10
 
@@ -51,19 +44,60 @@ def make_app(settings: Settings) -> ASGIApp:
     tokens = TokenFile(settings.state)
     service = ConsoleService(settings.folders, settings.state)
     logins = RateLimit(LOGINS_PER_SECOND, LOGINS_AT_ONCE)
-    console = Console(service, tokens, Sessions(tokens), settings.secure_cookie, logins, settings.provider)
-
-    static = [Route(f"/static/{name}", _static_file) for name in STATIC]
-    probes = [Route(path, _probe) for path in PROBES]
-    parts = (pages, request_pages, finding, json_api)
-    routes = [*probes, *(route for part in parts for route in part.ROUTES), *static]
+    app = FastAPI(
+        title="sifu console",
+        version=__version__,
+        openapi_url=f"{json_api.API}/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
+        exception_handlers={
+            SifuError: _say_why,
+            RequestValidationError: _name_the_field,
+            HTTPException: _not_served,
+            Exception: _unexpected,
+        },
+    )
+    app.state.console = Console(service, tokens, Sessions(tokens), settings.secure_cookie, logins, settings.provider)
+    for path in PROBES:
+        app.add_api_route(path, _probe, include_in_schema=False)
+    app.include_router(json_api.router)
+    for part in (pages, request_pages, finding):
+        app.include_router(part.router, include_in_schema=False)
     if settings.provider is not None:
-        from sifu_console.sign_in import ROUTES
+        from sifu_console.sign_in import router
 
-        routes += ROUTES
-    app = Starlette(routes=routes, exception_handlers=dict.fromkeys((404, 413), _not_served))
-    app.state.console = console
+        app.include_router(router, include_in_schema=False)
+    app.mount("/static", StaticFiles(packages=[("sifu_console", "static")]))
     return Guard(app, {*LOOPBACK, *settings.hosts})
+
+
+def _for_a_program(request: Request) -> bool:
+    return request.url.path.startswith(json_api.API)
+
+
+async def _say_why(request: Request, error: Exception) -> Response:
+    """Answer an error with its message; send browsers to the login, or back to the page of their form."""
+    assert isinstance(error, SifuError)
+    code, (visitor, sentence) = status_code(error), answer_to(request, error)
+    if _for_a_program(request):
+        headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, NotKnownError) else None
+        return JSONResponse({"error": sentence}, code, headers)
+    if isinstance(error, NotKnownError):
+        return RedirectResponse("/login", 303)
+    if request.method == "POST" and visitor and visitor.session and code in (400, 409):
+        visitor.session.notes.append(("bad", sentence))
+        return RedirectResponse(pages.way_back(request), 303)
+    return pages.show("error.html", visitor, code=code, sentence=sentence)
+
+
+async def _name_the_field(request: Request, error: Exception) -> Response:
+    """Answer a body that the API's description forbids with its first mismatch."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
+    sentence = f"{where}: {first['msg']}, found {first.get('input')!r:.60}"
+    return refused(400, sentence.encode(errors="backslashreplace").decode())
 
 
 async def _not_served(request: Request, error: Exception) -> Response:
@@ -71,24 +105,26 @@ async def _not_served(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code != 404:
         return refused(error.status_code, error.detail)
-    if request.url.path.startswith("/api/"):
+    if _for_a_program(request):
         return refused(404, "there is nothing at this address")
     return pages.show("error.html", None, 404, sentence="There is no page at this address.")
 
 
-async def _probe(request: Request) -> Response:
+async def _unexpected(request: Request, error: Exception) -> Response:
+    """Answer an error of the console itself, which the guard logs by its type alone."""
+    sentence = "an unexpected error of the console: tell an operator"
+    if _for_a_program(request):
+        return refused(500, sentence)
+    return pages.show("error.html", None, 500, sentence=sentence)
+
+
+def _probe(request: Request) -> Response:
     """Answer a health check; `/readyz` fails if the console cannot read its tokens or find runs."""
     if request.url.path == "/readyz":
-        console: Console = request.app.state.console
+        console = console_of(request)
         try:
-            await run_in_threadpool(console.tokens.all)
-            await run_in_threadpool(console.service.every_run)
+            console.tokens.all()
+            console.service.every_run()
         except (SifuError, OSError) as error:
             return JSONResponse({"status": "not ready", "because": type(error).__name__}, 503)
     return JSONResponse({"status": "ok"})
-
-
-async def _static_file(request: Request) -> Response:
-    name = request.url.path.rsplit("/", 1)[1]
-    content = files("sifu_console").joinpath("static", name).read_bytes()
-    return Response(content, media_type=STATIC[name], headers={"Cache-Control": "max-age=300"})

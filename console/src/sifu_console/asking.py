@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs
 
-from starlette.requests import Request
+from fastapi import Depends, Request
 
 from sifu.choices import SigmaChoice, TermOnOffer, TermsGiven, terms_on_offer
 from sifu.core.ledger import LARGEST_INTEGER
@@ -28,7 +26,7 @@ from sifu.requests.deadlines import DEADLINE_DAYS
 from sifu_console.security import RateLimit
 from sifu_console.served_run import ServedRun, UnknownError
 from sifu_console.service import ConsoleService
-from sifu_console.tokens import NotAllowedError, Sessions, TokenFile, Visitor
+from sifu_console.tokens import NotAllowedError, Sessions, Token, TokenFile, Visitor
 
 MOST_CLIENTS = 10_000
 MOST_FIELDS = 100
@@ -63,14 +61,6 @@ def console_of(request: Request) -> Console:
     return console
 
 
-def visitor_of(request: Request) -> Visitor:
-    """Return the visitor of a request; raise `NotKnownError` if they are not logged in."""
-    visitor = console_of(request).sessions.visitor(request)
-    if visitor is None:
-        raise NotKnownError("log in first, or send a valid token")
-    return visitor
-
-
 def answer_to(request: Request, error: SifuError) -> tuple[Visitor | None, str]:
     """Return the visitor of a failed request, and the error message that they may read.
 
@@ -86,23 +76,27 @@ def answer_to(request: Request, error: SifuError) -> tuple[Visitor | None, str]:
     return visitor, str(error)
 
 
+@dataclass
 class Visit:
-    """A request to the console: its visitor, the fields of its form or JSON body, and the run it concerns."""
+    """A request to the console by somebody it knows, with the fields of a form."""
 
-    def __init__(self, request: Request, visitor: Visitor, fields: dict[str, Any]) -> None:
-        self.request, self.visitor, self.fields = request, visitor, fields
-        self.console, self.who = console_of(request), visitor.token
-        self.service = self.console.service
-        self.number: int = request.path_params.get("number", 0)
+    request: Request
+    visitor: Visitor
+    fields: dict[str, str]
 
-    @cached_property
-    def run(self) -> ServedRun:
-        """The run that the URL names."""
-        return self.service.find(self.who, self.request.path_params["run"])
+    @property
+    def who(self) -> Token:
+        """Token of the visitor."""
+        return self.visitor.token
+
+    @property
+    def service(self) -> ConsoleService:
+        """The runs."""
+        return console_of(self.request).service
 
     def text(self, name: str) -> str:
         """Return a field of the form, or an empty string."""
-        return str(self.fields.get(name, ""))
+        return self.fields.get(name, "")
 
     def note(self, sentence: str, tone: str = "good") -> None:
         """Add a message to the visitor's next page."""
@@ -110,39 +104,44 @@ class Visit:
             self.visitor.session.notes.append((tone, sentence))
 
 
-async def read_form(request: Request, visitor: Visitor | None = None) -> dict[str, Any]:
-    """Return the fields of a form; a logged-in browser must also send the CSRF token of its page."""
+async def visiting(request: Request) -> Visit:
+    """Return the visit of a person or program; a browser proves that a change comes from one of the console's pages.
+
+    Raises:
+        NotKnownError: If they are not logged in.
+        ForgedError: If the change was not sent from a page of this session.
+    """
+    visitor = console_of(request).sessions.visitor(request)
+    if visitor is None:
+        raise NotKnownError("log in first, or send a valid token")
+    fields: dict[str, str] = {}
+    if request.method == "POST":
+        by_form = not request.url.path.startswith("/api/")
+        fields = await read_form(request) if by_form else {}
+        if not visitor.csrf_holds(fields.get("csrf", "") if by_form else request.headers.get("x-csrf-token", "")):
+            raise ForgedError("this is too old or was not sent from here: load the page again, or send X-CSRF-Token")
+    return Visit(request, visitor, fields)
+
+
+Visiting = Annotated[Visit, Depends(visiting)]
+
+
+def run_of(visit: Visiting, run: str) -> ServedRun:
+    """Return the run that the URL names."""
+    return visit.service.find(visit.who, run)
+
+
+RunOf = Annotated[ServedRun, Depends(run_of)]
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """Return the fields of a form."""
     try:
         text = (await request.body()).decode("ascii")
         read = parse_qs(text, keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict")
     except ValueError as error:
         raise InputError(f"the form is not UTF-8, or has more than {MOST_FIELDS} fields") from error
-    fields = {name: values[-1] for name, values in read.items()}
-    if visitor is not None and not visitor.csrf_holds(fields.get("csrf", "")):
-        raise ForgedError("this form is too old or was not sent from here: load the page again")
-    return fields
-
-
-async def read_json(request: Request, visitor: Visitor) -> dict[str, Any]:
-    """Return the object in a JSON body; a browser session must send the header X-CSRF-Token."""
-    if not visitor.csrf_holds(request.headers.get("x-csrf-token", "")):
-        raise ForgedError("the header X-CSRF-Token is missing or wrong")
-    body = await request.body()
-    try:
-        content = json.loads(body or b"{}", object_pairs_hook=_each_key_once)
-        json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8")  # refuse NaN and lone surrogates
-    except (ValueError, RecursionError) as error:
-        raise InputError("the body is not JSON in UTF-8 with every key once") from error
-    if not isinstance(content, dict):
-        raise InputError("the body must be a JSON object")
-    return content
-
-
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) != len(pairs):
-        raise ValueError("a key is there twice")
-    return content
+    return {name: values[-1] for name, values in read.items()}
 
 
 def client_names(value: str | list[str], known: Collection[str] = ()) -> list[str]:

@@ -11,17 +11,18 @@ from contextlib import suppress
 from dataclasses import asdict, fields
 from typing import Any
 
-from starlette.responses import Response
-from starlette.routing import Route
+from fastapi import APIRouter, Response
 
 from sifu.choices import LEVELS
 from sifu.errors import SifuError
 from sifu.store.actors import same_person
 from sifu.store.times import current_time, time_of, utc_now
-from sifu_console.asking import Visit
-from sifu_console.pages import page, page_number, pager, show
+from sifu_console.asking import RunOf, Visit, Visiting, console_of
+from sifu_console.pages import page_number, pager, show
 from sifu_console.request_lines import RequestLine
+from sifu_console.served_run import ServedRun
 
+router = APIRouter()
 LINES_PER_PAGE = 100
 EVENTS_PER_PAGE = 100
 RECENT_DAYS = 30
@@ -33,8 +34,9 @@ KINDS = {"": "all", "request": "of requests", "rolled back": "of rollbacks", "ke
 """Labels of the audit trail's filters, by prefix of the event kind."""
 
 
-@page
-def list_requests(visit: Visit) -> Response:
+@router.get("/requests")
+@router.post("/requests")
+def list_requests(visit: Visiting) -> Response:
     """Show the visitor's visible requests that match the filters."""
     chosen = _filters(visit)
     narrowed = [line for line in visit.service.lines(visit.who) if _fits(line, chosen)]
@@ -50,8 +52,9 @@ def list_requests(visit: Visit) -> Response:
     )
 
 
-@page
-def download_requests(visit: Visit) -> Response:
+@router.get("/requests.csv")
+@router.post("/requests.csv")
+def download_requests(visit: Visiting) -> Response:
     """Return all pages of the filtered list of requests as CSV."""
     chosen, text = _filters(visit), io.StringIO()
     writer = csv.writer(text)
@@ -87,8 +90,8 @@ def _cell(value: Any) -> str:
     return f"'{text}" if text[:1] in tuple("=+-@\t\r") else text
 
 
-@page
-def show_overview(visit: Visit) -> Response:
+@router.get("/overview")
+def show_overview(visit: Visiting) -> Response:
     """Show the overview for a data-protection officer: open, overdue and recently settled requests."""
     visit.who.demand("see")
     lines = visit.service.lines(visit.who)
@@ -110,8 +113,8 @@ def show_overview(visit: Visit) -> Response:
     )
 
 
-@page
-def show_people(visit: Visit) -> Response:
+@router.get("/people")
+def show_people(visit: Visiting) -> Response:
     """Show each person's roles and actions; names from the ledgers without a token come last."""
     visit.who.demand("examine")
     did: dict[str, Counter[str]] = {}
@@ -124,7 +127,7 @@ def show_people(visit: Visit) -> Response:
                 did.setdefault(person, Counter())[step.status] += 1
     today = utc_now()[:10]
     people = []
-    for token in visit.console.tokens.all():
+    for token in console_of(visit.request).tokens.all():
         state = "works" if token.works(today) else "revoked" if token.revoked else "expired"
         people.append((token, state, did.get(same_person(token.name), Counter())))
     owners = {same_person(token.name) for token, _, _ in people}
@@ -132,31 +135,28 @@ def show_people(visit: Visit) -> Response:
     return show("people.html", visit.visitor, people=people, others=others)
 
 
-@page
-def show_trail(visit: Visit) -> Response:
-    """Show the audit trail of one run or of all runs, latest events first."""
-    key, asked_for = visit.request.path_params.get("run"), visit.request.query_params
+@router.get("/trail")
+def show_trail(visit: Visiting) -> Response:
+    """Show the audit trail of all runs, latest events first."""
+    return _trail(visit, None)
+
+
+@router.get("/runs/{run}/trail")
+def show_trail_of_run(visit: Visiting, run: RunOf) -> Response:
+    """Show the audit trail of one run, latest events first."""
+    return _trail(visit, run)
+
+
+def _trail(visit: Visit, run: ServedRun | None) -> Response:
+    asked_for = visit.request.query_params
     number, kind = page_number(asked_for.get("page", "")), asked_for.get("kind", "")
     kind = kind if kind in KINDS else ""
-    events, count = visit.service.trail(visit.who, key, kind, number, EVENTS_PER_PAGE)
-    return show(
-        "trail.html",
-        visit.visitor,
-        run=visit.run if key else None,
-        events=events,
-        count=count,
-        page=number,
-        pages=-(-count // EVENTS_PER_PAGE),
-        kind=kind,
-        kinds=KINDS,
-    )
-
-
-ROUTES = [
-    Route("/requests", list_requests, methods=["GET", "POST"]),
-    Route("/requests.csv", download_requests, methods=["GET", "POST"]),
-    Route("/overview", show_overview),
-    Route("/people", show_people),
-    Route("/trail", show_trail),
-    Route("/runs/{run}/trail", show_trail),
-]
+    events, count = visit.service.trail(visit.who, run, kind, number, EVENTS_PER_PAGE)
+    values: dict[str, Any] = {
+        "run": run,
+        "events": events,
+        "count": count,
+        "page": number,
+        "pages": -(-count // EVENTS_PER_PAGE),
+    }
+    return show("trail.html", visit.visitor, kind=kind, kinds=KINDS, **values)

@@ -1,124 +1,110 @@
-"""The JSON API with its OpenAPI 3.1 description, both from one table."""
+"""The JSON API; FastAPI derives its OpenAPI description from the functions and models here."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Awaitable, Callable, Sequence
+import json
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from fastapi import APIRouter, Depends, Response
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from sifu.choices import SigmaChoice, TermOnOffer, terms_on_offer
+from sifu.choices import Decision, terms_on_offer
 from sifu.core.ledger import plain_values
 from sifu.core.request_terms import AUTO
 from sifu.errors import SifuError
-from sifu.version import __version__
-from sifu_console.asking import (
-    MOST_CLIENTS,
-    NotKnownError,
-    Visit,
-    answer_to,
-    client_names,
-    days,
-    read_json,
-    status_code,
-    terms_given,
-    visitor_of,
-)
+from sifu_console.asking import MOST_CLIENTS, RunOf, Visiting, terms_given
 from sifu_console.request_lines import NumberedRequest
 from sifu_console.request_pages import bundle
-from sifu_console.schema import check_body
 from sifu_console.served_run import RECEIVED
 
-TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
-PLAIN: dict[Any, dict[str, Any]] = {
-    float: {"type": "number"},
-    int: WHOLE,
-    str: TEXT,
-    SigmaChoice: {"oneOf": [{"type": "number"}, {"const": "auto"}]},
-    Sequence[int | str]: {"type": "array", "items": {"oneOf": [WHOLE, TEXT]}, "minItems": 1},
+API = "/api/v1"
+
+
+class Body(BaseModel):
+    """Body of a request: fields have exactly the types described, and there are no others."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def check_text(cls, body: Any) -> Any:
+        """Refuse text that UTF-8 cannot represent, such as half of a surrogate pair."""
+        json.dumps(body, ensure_ascii=False, default=str).encode()
+        return body
+
+
+Clients = Annotated[list[str], Field(min_length=1, max_length=MOST_CLIENTS)]
+TERMS: Any = {
+    name: (term.kind, Field(None, description=term.about.help, min_length=1 if name == "records" else None))
+    for name, term in terms_on_offer().items()
 }
+Terms: Any = create_model("Terms", __base__=Body, __doc__="Terms; those left out come from the run's spec.", **TERMS)
 
 
-def _term(term: TermOnOffer) -> dict[str, Any]:
-    shape = {"enum": list(term.choices)} if term.choices else PLAIN[term.kind]
-    return shape | {"description": term.about.help}
+class Filed(Body):
+    """A new request."""
+
+    clients: Clients
+    request: str | None = Field(None, description="Your own id; the same again changes nothing.")
+    deadline_days: int = Field(30, ge=0)
+    terms: Terms = Field(default_factory=Terms)
 
 
-TERMS = {
-    "type": "object",
-    "description": "What is left out comes from the run's spec.",
-    "additionalProperties": False,
-    "properties": {name: _term(term) for name, term in terms_on_offer().items()},
-}
-CLIENTS = {"type": "array", "items": TEXT, "minItems": 1, "maxItems": MOST_CLIENTS}
-BODIES: dict[str, dict[str, Any]] = {
-    "file_request": {
-        "required": ["clients"],
-        "properties": {
-            "request": TEXT | {"description": "Your own id; the same again changes nothing."},
-            "clients": CLIENTS,
-            "deadline_days": WHOLE | {"default": 30, "minimum": 0},
-            "terms": TERMS,
-        },
-    },
-    "decide": {
-        "required": ["request", "decision"],
-        "properties": {
-            "request": TEXT,
-            "decision": {"enum": ["approved", "verified", "refused", "withdrawn"]},
-            "reason": TEXT,
-            "terms": TEXT | {"description": "The terms_digest of the request that you saw; an approval needs it."},
-        },
-    },
-    "execute": {"required": ["request"], "properties": {"request": TEXT}},
-    "compare_ways": {"required": ["clients"], "properties": {"clients": CLIENTS, "terms": TERMS}},
-    "verify": {"properties": {}},
-}
-SCHEMAS = {name: {"type": "object", "additionalProperties": False} | body for name, body in BODIES.items()}
-"""Schemas of the request bodies, used both for the published description and for validation."""
-WHY_NOT = {"application/json": {"schema": {"type": "object", "properties": {"error": TEXT}}}}
-ERRORS = {
-    "400": "What was sent cannot be used; the sentence says why.",
-    "401": "No token, or one that does not work.",
-    "403": "The roles of this token do not allow it.",
-    "404": "There is no such run or request, or it is not for this token.",
-    "409": "The run or the id of the request is in use, or what is asked cannot be certified.",
-    "429": "Too many requests.",
-}
+class Decided(Body):
+    """A decision on a request."""
+
+    request: str
+    decision: Decision
+    reason: str = ""
+    terms: str = Field("", description="The terms_digest of the request that you saw; an approval needs it.")
 
 
-Operation = Callable[[Visit], Any]
-"""A function that returns a Response or a value to send as JSON; its docstring becomes its OpenAPI summary."""
+class Chosen(Body):
+    """A request to execute."""
+
+    request: str
 
 
-def answering(operation: Operation, success: int) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap an operation as a handler for logged-in visitors.
+class Compared(Body):
+    """Clients to forget, for a comparison of the methods."""
 
-    The operation runs in a worker thread. Errors become a JSON object with a message and the matching status.
-    """
-
-    @functools.wraps(operation)
-    async def answer(request: Request) -> Response:
-        try:
-            visitor = visitor_of(request)
-            fields = await read_json(request, visitor) if request.method == "POST" else {}
-            check_body(SCHEMAS.get(operation.__name__, {}), fields)
-            value = await run_in_threadpool(operation, Visit(request, visitor, fields))
-        except SifuError as error:
-            headers = {"WWW-Authenticate": "Bearer"} if isinstance(error, NotKnownError) else None
-            _, sentence = answer_to(request, error)
-            return JSONResponse({"error": sentence}, status_code(error), headers)
-        return value if isinstance(value, Response) else JSONResponse(plain_values(value), success)
-
-    return answer
+    clients: Clients
+    terms: Terms = Field(default_factory=Terms)
 
 
-def list_runs(visit: Visit) -> Any:
+class Problem(BaseModel):
+    """The reason why something was refused."""
+
+    error: str
+
+
+WHY_NOT = (
+    "400: this cannot be used. 401: no token, or one that does not work. 403: the roles of this token do not allow it. "
+    "404: there is no such run or request, or it is not for this token. 409: the run or the id is in use, or what is "
+    "asked cannot be certified. 429: too many requests."
+)
+router = APIRouter(
+    prefix=API,
+    dependencies=[Depends(HTTPBearer(auto_error=False))],
+    responses={"4XX": {"model": Problem, "description": WHY_NOT}},
+)
+
+
+def answer(value: Any, code: int = 200) -> Response:
+    """Return a value as JSON; numbers that JSON cannot represent become null."""
+    return JSONResponse(plain_values(value), code)
+
+
+def given(terms: BaseModel) -> Any:
+    """Return the terms that a body sets."""
+    return terms_given(terms.model_dump(exclude_unset=True))
+
+
+@router.get("/runs")
+def list_runs(visit: Visiting) -> Response:
     """List every run with its current state."""
     listed = []
     for run in visit.service.runs(visit.who):
@@ -127,146 +113,87 @@ def list_runs(visit: Visit) -> Any:
         except SifuError as error:  # an unreadable run must not hide other runs
             live = {"error": str(error)}
         listed.append({"run": run.key, "name": run.name} | {key: live[key] for key in live if key != "curve"})
-    return {"runs": listed}
+    return answer({"runs": listed})
 
 
-def show_run(visit: Visit) -> Any:
+@router.get("/pending")
+def pending(visit: Visiting) -> Response:
+    """List the open requests of all runs, overdue ones first."""
+    visit.who.demand("see")
+    return answer({"requests": [asdict(line) for line in visit.service.lines(visit.who) if not line.settled]})
+
+
+@router.get("/runs/{run}")
+def show_run(visit: Visiting, run: RunOf) -> Response:
     """Return one run: its current state, accuracy curve and last verification."""
-    run, verification = visit.run, visit.run.verification(visit.who)
-    jobs = [asdict(job) for job in run.jobs.of_run(run.key)]
-    return {"run": run.key, "name": run.name, "verification": verification, "jobs": jobs} | asdict(run.live())
+    about = {"run": run.key, "name": run.name, "verification": run.verification(visit.who)}
+    return answer(about | {"jobs": [asdict(job) for job in run.jobs.of_run(run.key)]} | asdict(run.live()))
 
 
-def list_requests(visit: Visit) -> Any:
+@router.get("/runs/{run}/requests")
+def list_requests(visit: Visiting, run: RunOf) -> Response:
     """List the requests of a run, those in its inbox, and those refused before they were in its ledger."""
-    recorded = [_request(numbered) for numbered in visit.run.requests(visit.who)]
-    posted = [row.to_mapping() for row in visit.run.posted(visit.who)]
-    refused = [asdict(line) for line in visit.run.refused(visit.who)]
+    recorded = [_request(numbered) for numbered in run.requests(visit.who)]
+    posted = [row.to_mapping() for row in run.posted(visit.who)]
     posted = [{key: row[key] for key in row if key != "run"} for row in posted]
-    return {"requests": recorded, "posted": posted, "refused": refused}
+    refused = [asdict(line) for line in run.refused(visit.who)]
+    return answer({"requests": recorded, "posted": posted, "refused": refused})
 
 
 def _request(numbered: NumberedRequest) -> dict[str, Any]:
     return {"number": numbered.number} | numbered.record.to_mapping() | {"state": numbered.state}
 
 
-def show_request(visit: Visit) -> Any:
+@router.get("/runs/{run}/requests/{number:int}")
+def show_request(visit: Visiting, run: RunOf, number: int) -> Response:
     """Return one request with all its steps."""
-    return _request(visit.run.request(visit.who, visit.number))
+    return answer(_request(run.request(visit.who, number)))
 
 
-def file_request(visit: Visit) -> Any:
+@router.post("/runs/{run}/requests", status_code=201)
+def file_request(visit: Visiting, run: RunOf, body: Filed) -> Response:
     """File a request; idempotent by its id."""
-    run, who, content = visit.run, visit.who, visit.fields
-    terms, due = terms_given(content.get("terms", {})), days(content.get("deadline_days"))
-    filed, nonces = run.file(who, client_names(content["clients"]), content.get("request"), due, terms)
+    terms = given(body.terms)
+    filed, nonces = run.file(visit.who, body.clients, body.request, body.deadline_days, terms)
     told = {"nonces": nonces} if terms.get("records") else {}
-    if not who.may("see"):
-        return {"request": filed, "status": RECEIVED} | told
-    numbers = (row.number for row in run.requests(who) if row.record.status.request == filed)
-    answer = {"request": filed, "number": next(numbers, None), "status": run.run.request_status(filed)}
-    return answer | told
+    if not visit.who.may("see"):
+        return answer({"request": filed, "status": RECEIVED} | told, 201)
+    numbers = (row.number for row in run.requests(visit.who) if row.record.status.request == filed)
+    about = {"request": filed, "number": next(numbers, None), "status": run.run.request_status(filed)}
+    return answer(about | told, 201)
 
 
-def decide(visit: Visit) -> Any:
+@router.post("/runs/{run}/decisions")
+def decide(visit: Visiting, run: RunOf, body: Decided) -> Response:
     """Approve, verify, refuse or withdraw a request."""
-    words = [visit.fields.get(name, "") for name in ("request", "decision", "reason", "terms")]
-    outcome = visit.run.decide(visit.who, *words)
-    return {"request": words[0], "decision": words[1], "outcome": outcome}
+    outcome = run.decide(visit.who, body.request, body.decision, body.reason, body.terms)
+    return answer({"request": body.request, "decision": body.decision, "outcome": outcome})
 
 
-def execute(visit: Visit) -> Any:
+@router.post("/runs/{run}/carry-out", status_code=202)
+def execute(visit: Visiting, run: RunOf, body: Chosen) -> Response:
     """Start the execution of a request."""
-    return {"job": asdict(visit.run.execute(visit.who, visit.text("request")))}
+    return answer({"job": asdict(run.execute(visit.who, body.request))}, 202)
 
 
-def compare_ways(visit: Visit) -> Any:
+@router.post("/runs/{run}/plan")
+def compare_ways(visit: Visiting, run: RunOf, body: Compared) -> Response:
     """Compare the methods for forgetting some clients; changes nothing."""
-    terms = terms_given(visit.fields.get("terms", {}))
-    terms["method"] = AUTO
-    plan = visit.run.plan(visit.who, client_names(visit.fields["clients"]), terms)
+    plan = run.plan(visit.who, body.clients, given(body.terms) | {"method": AUTO})
     why = plan.auto.reason if plan.auto else None
-    return {"ways": [asdict(way) for way in plan.ways], "chosen": plan.terms.method, "why": why}
+    return answer({"ways": [asdict(way) for way in plan.ways], "chosen": plan.terms.method, "why": why})
 
 
-def verify(visit: Visit) -> Any:
+@router.post("/runs/{run}/verify", status_code=202)
+def verify(visit: Visiting, run: RunOf) -> Response:
     """Start the verification of a run."""
-    return {"job": asdict(visit.run.start(visit.who, "verify"))}
+    return answer({"job": asdict(run.start(visit.who, "verify"))}, 202)
 
 
-def certificate(visit: Visit) -> Any:
+@router.get("/runs/{run}/requests/{number:int}/certificate")
+def certificate(visit: Visiting, run: RunOf, number: int) -> Response:
     """Return the public certificate of a request."""
-    return visit.run.certificate(visit.who, visit.number)
+    return answer(run.certificate(visit.who, number))
 
 
-def pending(visit: Visit) -> Any:
-    """List the open requests of all runs, overdue ones first."""
-    visit.who.demand("see")
-    return {"requests": [asdict(line) for line in visit.service.lines(visit.who) if not line.settled]}
-
-
-OPERATIONS: list[tuple[str, str, Operation, int]] = [
-    ("get", "/runs", list_runs, 200),
-    ("get", "/pending", pending, 200),
-    ("get", "/runs/{run}", show_run, 200),
-    ("get", "/runs/{run}/requests", list_requests, 200),
-    ("post", "/runs/{run}/requests", file_request, 201),
-    ("get", "/runs/{run}/requests/{number}", show_request, 200),
-    ("get", "/runs/{run}/requests/{number}/certificate", certificate, 200),
-    ("get", "/runs/{run}/requests/{number}/bundle", bundle, 200),
-    ("post", "/runs/{run}/decisions", decide, 200),
-    ("post", "/runs/{run}/carry-out", execute, 202),
-    ("post", "/runs/{run}/plan", compare_ways, 200),
-    ("post", "/runs/{run}/verify", verify, 202),
-]
-"""The operations: HTTP method, path, handler, and status code of success."""
-
-
-DONE = {"application/json": {"schema": {"type": "object"}}}
-
-
-def openapi_document() -> dict[str, Any]:
-    """Return the OpenAPI document."""
-    paths: dict[str, dict[str, Any]] = {}
-    for method, path, handler, success in OPERATIONS:
-        operation = handler.__name__
-        parameters = [
-            {"name": name, "in": "path", "required": True, "schema": WHOLE if name == "number" else TEXT}
-            for name in ("run", "number")
-            if f"{{{name}}}" in path
-        ]
-        entry: dict[str, Any] = {
-            "operationId": operation,
-            "summary": handler.__doc__,
-            "parameters": parameters,
-            "responses": {
-                str(success): {"description": "Done.", "content": {"application/json": {"schema": {"type": "object"}}}}
-            }
-            | {code: {"description": why, "content": WHY_NOT} for code, why in ERRORS.items()},
-        }
-        if operation in SCHEMAS:
-            entry["requestBody"] = {"required": True, "content": {"application/json": {"schema": SCHEMAS[operation]}}}
-        paths.setdefault(path, {})[method] = entry
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "sifu console", "version": __version__},
-        "servers": [{"url": "/api/v1"}],
-        "security": [{"token": []}],
-        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
-        "paths": paths,
-    }
-
-
-async def openapi(request: Request) -> Response:
-    """Return the OpenAPI description of this API; it contains nothing about any run."""
-    return JSONResponse(openapi_document())
-
-
-API = "/api/v1"
-ROUTES = [
-    Route(f"{API}/openapi.json", openapi),
-    *(
-        Route(API + path.replace("{number}", "{number:int}"), answering(operation, success), methods=[method.upper()])
-        for method, path, operation, success in OPERATIONS
-    ),
-]
+router.get("/runs/{run}/requests/{number:int}/bundle")(bundle)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
-from starlette.routing import Route
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import HTMLResponse, RedirectResponse
 
 from sifu.choices import terms_on_offer
 from sifu.core.method_info import METHOD_INFOS
@@ -22,8 +20,9 @@ from sifu.run.run_view import RunView
 from sifu.store.reader import clients_now, plain_name
 from sifu_console.asking import (
     Console,
-    NotKnownError,
+    RunOf,
     Visit,
+    Visiting,
     answer_to,
     client_names,
     console_of,
@@ -31,14 +30,13 @@ from sifu_console.asking import (
     read_form,
     status_code,
     terms_given,
-    visitor_of,
 )
 from sifu_console.rendering import render
 from sifu_console.security import origin_of
 from sifu_console.served_run import RECEIVED, REPORT, ServedRun
 from sifu_console.tokens import COOKIE, LONGEST_SECONDS, TERMS_OF_REQUESTERS, Session, Token, Visitor
 
-Handler = Callable[[Request], Awaitable[Response]]
+router = APIRouter()
 CLIENTS_PER_PAGE = 100
 MOST_LINES = 200
 """Maximum number of requests on the first page; the list of requests shows all."""
@@ -49,38 +47,6 @@ FILE_POLICY = (
     "frame-ancestors 'none'"
 )
 """Content security policy of the report and figures, which contain their own styles."""
-
-
-def catching(handler: Handler) -> Handler:
-    """Wrap a handler so that errors become a page with a message; redirect visitors who are not logged in."""
-
-    @wraps(handler)
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except NotKnownError:
-            return RedirectResponse("/login", 303)
-        except SifuError as error:
-            visitor, sentence = answer_to(request, error)
-            if request.method == "POST" and visitor and visitor.session and status_code(error) in (400, 409):
-                visitor.session.notes.append(("bad", sentence))
-                return RedirectResponse(way_back(request), 303)
-            return show("error.html", visitor, code=status_code(error), sentence=sentence)
-
-    return answer
-
-
-def page(handler: Callable[[Visit], Response]) -> Handler:
-    """Wrap a handler as a page for logged-in visitors; the handler runs in a worker thread."""
-
-    @catching
-    @wraps(handler)
-    async def answer(request: Request) -> Response:
-        visitor = visitor_of(request)
-        fields = await read_form(request, visitor) if request.method == "POST" else {}
-        return await run_in_threadpool(handler, Visit(request, visitor, fields))
-
-    return answer
 
 
 def way_back(request: Request) -> str:
@@ -102,12 +68,18 @@ def show(template: str, visitor: Visitor | None, code: int = 200, **values: Any)
     return HTMLResponse(text, code)
 
 
-async def show_login(request: Request, code: int = 200) -> Response:
-    """Show the login page. With code 401, the page says that the token does not work."""
+@router.get("/login")
+async def show_login(request: Request) -> Response:
+    """Show the login page."""
+    return _login(request)
+
+
+def _login(request: Request, code: int = 200) -> Response:
+    """Return the login page. With code 401, it says that the token does not work."""
     return show("login.html", None, code, wrong=code == 401, sign_in=console_of(request).sign_in is not None)
 
 
-@catching
+@router.post("/login")
 async def log_in(request: Request) -> Response:
     """Begin a session with a token."""
     console, fields = console_of(request), await read_form(request)
@@ -115,7 +87,7 @@ async def log_in(request: Request) -> Response:
     if session is None:
         # Count failed logins only, so that valid ones from the same address are never locked out.
         if console.logins.allows(origin_of(request.scope)):
-            return await show_login(request, 401)
+            return _login(request, 401)
         return show("error.html", None, 429, sentence="too many attempts: wait a minute")
     return enter(console, session, RedirectResponse("/", 303))
 
@@ -133,18 +105,18 @@ def enter(console: Console, session: Session, response: Response) -> Response:
     return response
 
 
-@page
-def log_out(visit: Visit) -> Response:
+@router.post("/logout")
+def log_out(visit: Visiting) -> Response:
     """End the session."""
     if visit.visitor.session:
-        visit.console.sessions.end(visit.visitor.session)
+        console_of(visit.request).sessions.end(visit.visitor.session)
     response = RedirectResponse("/login", 303)
     response.delete_cookie(COOKIE)
     return response
 
 
-@page
-def home(visit: Visit) -> Response:
+@router.get("/")
+def home(visit: Visiting) -> Response:
     """Show all runs and their open requests."""
     lines, sees = visit.service.lines(visit.who), visit.who.may("see")
     lines = [line for line in lines if not (sees and line.settled)]
@@ -157,12 +129,12 @@ def home(visit: Visit) -> Response:
     return show("home.html", visit.visitor, runs=runs, lines=lines[:MOST_LINES], more=len(lines) - MOST_LINES)
 
 
-@page
-def show_run(visit: Visit) -> Response:
+@router.get("/runs/{run}")
+def show_run(visit: Visiting, run: RunOf) -> Response:
     """Show one run: its current state, its requests, and the form for new requests."""
     number = visit.request.query_params.get("forget", "")
     chosen = int(number) if number.isdecimal() and len(number) < 8 else None
-    return show("run.html", visit.visitor, **_run_values(visit.run, visit.who, chosen))
+    return show("run.html", visit.visitor, **_run_values(run, visit.who, chosen))
 
 
 def _run_values(run: ServedRun, who: Token, chosen: int | None = None) -> dict[str, Any]:
@@ -199,15 +171,15 @@ def _clients(run: ServedRun) -> list[tuple[str, bool, int]]:
     return run.remembered(("clients",), read, run.lists_lock)
 
 
-@page
-def show_clients(visit: Visit) -> Response:
+@router.get("/runs/{run}/clients")
+def show_clients(visit: Visiting, run: RunOf) -> Response:
     """Show one page of a run's clients, the most influential first."""
-    status = visit.run.status(visit.who)
+    status = run.status(visit.who)
     clients = sorted(enumerate(status.clients), key=lambda row: (row[1].state != "active", -row[1].psi, row[1].name))
     return show(
         "clients.html",
         visit.visitor,
-        run=visit.run,
+        run=run,
         **pager("clients", clients, CLIENTS_PER_PAGE, visit.request.query_params.get("page", "")),
         closed_form=status.closed_form,
         psi_words=psi_words(status.psi_status).replace("Psi", "Ψ"),
@@ -226,10 +198,10 @@ def pager(name: str, rows: Sequence[Any], size: int, text: str) -> dict[str, Any
     return {name: shown, "count": len(rows), "page": number, "pages": -(-len(rows) // size)}
 
 
-@page
-def file_request(visit: Visit) -> Response:
+@router.post("/runs/{run}/requests")
+def file_request(visit: Visiting, run: RunOf) -> Response:
     """File the request in the form, or show its plan if the form asks for one."""
-    run, who, fields = visit.run, visit.who, visit.fields
+    who, fields = visit.who, visit.fields
     try:
         clients = client_names(visit.text("clients"), {name for name, _, _ in _clients(run)})
         terms = terms_given({name: visit.text(name) for name in terms_on_offer()})
@@ -267,30 +239,17 @@ def check_confirmed(visit: Visit, what: str) -> None:
         raise InputError(f"{what} cannot be undone: tick the box to confirm")
 
 
-@page
-def start(visit: Visit) -> Response:
+@router.post("/runs/{run}/verify")
+@router.post("/runs/{run}/report")
+def start(visit: Visiting, run: RunOf) -> Response:
     """Start the verification or the report of a run."""
     verifies = visit.request.url.path.endswith("/verify")
-    visit.run.start(visit.who, "verify" if verifies else "report")
+    run.start(visit.who, "verify" if verifies else "report")
     visit.note("The run is being verified." if verifies else "The report is being written.")
     return RedirectResponse(way_back(visit.request), 303)
 
 
-@page
-def show_report(visit: Visit) -> Response:
+@router.get("/runs/{run}/report")
+def show_report(visit: Visiting, run: RunOf) -> Response:
     """Show the report that was written last."""
-    return HTMLResponse(visit.run.report(visit.who), headers={"Content-Security-Policy": FILE_POLICY})
-
-
-ROUTES = [
-    Route("/login", show_login, methods=["GET"]),
-    Route("/login", log_in, methods=["POST"]),
-    Route("/logout", log_out, methods=["POST"]),
-    Route("/", home),
-    Route("/runs/{run}", show_run),
-    Route("/runs/{run}/clients", show_clients),
-    Route("/runs/{run}/report", show_report, methods=["GET"]),
-    Route("/runs/{run}/report", start, methods=["POST"]),
-    Route("/runs/{run}/verify", start, methods=["POST"]),
-    Route("/runs/{run}/requests", file_request, methods=["POST"]),
-]
+    return HTMLResponse(run.report(visit.who), headers={"Content-Security-Policy": FILE_POLICY})

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
+from fastapi import APIRouter, Response
+from fastapi.responses import RedirectResponse
 
 from sifu.choices import terms_on_offer
 from sifu.core.operator_words import rows_words
@@ -18,17 +18,19 @@ from sifu.requests.filing import usual_terms
 from sifu.requests.request_record import plain_answer
 from sifu.run.clients_and_engine import executed_elsewhere
 from sifu.store.actors import same_person
-from sifu_console.asking import Visit, terms_given
-from sifu_console.pages import check_confirmed, page, show, way_back
+from sifu_console.asking import RunOf, Visit, Visiting, terms_given
+from sifu_console.pages import check_confirmed, show, way_back
 from sifu_console.served_run import ServedRun
 from sifu_console.tokens import Token
 
+router = APIRouter()
 
-@page
-def show_request(visit: Visit) -> Response:
+
+@router.get("/runs/{run}/requests/{number:int}")
+def show_request(visit: Visiting, run: RunOf, number: int) -> Response:
     """Show one request with the possible decisions, and a comparison of methods or the certificate's statements."""
-    run, who = visit.run, visit.who
-    numbered, spec = run.request(who, visit.number), run.run.spec
+    who = visit.who
+    numbered, spec = run.request(who, number), run.run.spec
     status = numbered.record.status
     usual, waits = usual_terms(spec, status.terms.clients), status.status in ("received", "verified", "planned")
     plan, others, body, refusal = None, None, None, ""
@@ -43,7 +45,7 @@ def show_request(visit: Visit) -> Response:
     # Requesters may name row numbers, but may not see the identities of these rows.
     identities = run.identities(who, status.request) if who.may("see") else ()
     if status.status == "done":
-        body = run.certificate(who, visit.number)["body"]
+        body = run.certificate(who, number)["body"]
     return show(
         "request.html",
         visit.visitor,
@@ -108,24 +110,24 @@ def _certificate_words(body: dict[str, Any]) -> list[tuple[str, list[str]]]:
     return paragraphs
 
 
-@page
-def decide(visit: Visit) -> Response:
+@router.post("/runs/{run}/decide")
+def decide(visit: Visiting, run: RunOf) -> Response:
     """Record a decision that was made with a button."""
     name, decision = visit.text("request"), visit.text("decision")
     if decision == "refused" and visit.who.may("refuse"):
         check_confirmed(visit, "a refusal")
-    outcome = visit.run.decide(visit.who, name, decision, visit.text("reason"), visit.text("terms"))
+    outcome = run.decide(visit.who, name, decision, visit.text("reason"), visit.text("terms"))
     words = {"recorded": f"is {decision}", "unchanged": f"was {decision} already"}
     visit.note(f"Request {name} {words.get(outcome, f'{decision}: handed to the process that writes to the run')}.")
     return _back_to_request(visit)
 
 
-@page
-def execute(visit: Visit) -> Response:
+@router.post("/runs/{run}/carry-out")
+def execute(visit: Visiting, run: RunOf) -> Response:
     """Start the execution of a request."""
     if visit.who.may("carry out"):
         check_confirmed(visit, "execution")
-    visit.run.execute(visit.who, visit.text("request"))
+    run.execute(visit.who, visit.text("request"))
     visit.note(f"Request {visit.text('request')} is being executed.")
     return _back_to_request(visit)
 
@@ -135,16 +137,9 @@ def _back_to_request(visit: Visit) -> Response:
     return RedirectResponse(f"{back}/requests/{number}" if number.isdecimal() else back, 303)
 
 
-def bundle(visit: Visit) -> Response:
+@router.get("/runs/{run}/requests/{number:int}/bundle")
+def bundle(visit: Visiting, run: RunOf, number: int) -> Response:
     """Return the bundle of a request."""
-    name, content = visit.run.bundle(visit.who, visit.number)
+    name, content = run.bundle(visit.who, number)
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     return Response(content, media_type="application/json", headers=headers)
-
-
-ROUTES = [
-    Route("/runs/{run}/decide", decide, methods=["POST"]),
-    Route("/runs/{run}/carry-out", execute, methods=["POST"]),
-    Route("/runs/{run}/requests/{number:int}", show_request),
-    Route("/runs/{run}/requests/{number:int}/bundle", page(bundle)),
-]

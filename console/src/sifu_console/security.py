@@ -16,9 +16,10 @@ import re
 import time
 from collections.abc import Collection
 
+from fastapi import Response
+from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 POLICY = (
@@ -84,6 +85,8 @@ class Guard:
                 present = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     present.setdefault(name, value)
+                if scope["path"].startswith("/static/"):  # the same for everybody
+                    present["cache-control"] = "max-age=300"
             await send(message)
 
         refusal = self._refusal(scope, headers)

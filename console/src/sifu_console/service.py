@@ -79,12 +79,14 @@ class ConsoleService:
                 lines += run.lines(who)
         return sorted(lines, key=RequestLine.urgency)
 
-    def trail(self, who: Token, key: str | None, kind: str, page: int, size: int) -> tuple[list[dict[str, Any]], int]:
+    def trail(
+        self, who: Token, only: ServedRun | None, kind: str, page: int, size: int
+    ) -> tuple[list[dict[str, Any]], int]:
         """Return one page of the events of one run or of all runs, latest first, and the total number of events.
 
         Args:
             who: Token of the visitor.
-            key: Key of the run, or None for all runs.
+            only: The run, or None for all runs.
             kind: Prefix of the event kinds to include, or all if empty.
             page: Number of the page, from 1.
             size: Events per page.
@@ -92,8 +94,8 @@ class ConsoleService:
         who.demand("examine")
         events: list[dict[str, Any]] = []
         count = 0
-        for run in self.runs(who) if key is None else [self.find(who, key)]:
-            with suppress(SifuError) if key is None else nullcontext():
+        for run in self.runs(who) if only is None else [only]:
+            with suppress(SifuError) if only is None else nullcontext():
                 of_run, number = run.trail(who, kind, size * page)
                 events, count = events + of_run, count + number
         events.sort(key=lambda event: (event["time"], event["seq"]), reverse=True)

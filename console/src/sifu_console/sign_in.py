@@ -15,18 +15,17 @@ from urllib.parse import urlsplit
 
 from authlib.integrations.base_client import OAuthError
 from authlib.integrations.starlette_client import OAuth
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from httpx import HTTPError
 from joserfc.errors import JoseError
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from sifu.errors import InputError
 from sifu_console.asking import console_of
-from sifu_console.pages import catching, enter, show
+from sifu_console.pages import enter, show
 from sifu_console.serving import is_loopback
 
+router = APIRouter()
 COOKIE = "sifu_sign_in"
 MOST_SECONDS, MOST_UNDER_WAY = 600.0, 1000
 
@@ -78,7 +77,7 @@ class SignIn:
         return agreed if time.monotonic() - since < MOST_SECONDS else {}
 
 
-@catching
+@router.get("/sign-in")
 async def begin(request: Request) -> Response:
     """Redirect a browser to the provider."""
     console = console_of(request)
@@ -98,7 +97,7 @@ async def begin(request: Request) -> Response:
     return response
 
 
-@catching
+@router.get("/sign-in/back")
 async def come_back(request: Request) -> Response:
     """Begin a session for the person the provider identifies, if they have a role here."""
     console = console_of(request)
@@ -125,6 +124,3 @@ async def come_back(request: Request) -> Response:
     # Show a page that leads to the console instead of redirecting: browsers do not send the session cookie on a
     # redirect that began at another site.
     return enter(console, console.sessions.begin_for(token), show("signed_in.html", None))
-
-
-ROUTES = [Route("/sign-in", begin), Route("/sign-in/back", come_back)]

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from starlette.requests import Request
+from fastapi import Request
 
 from sifu.errors import InputError, RunDamagedError, SifuError
 from sifu.store.actors import actor_name, same_address, same_person
