@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
+
+import pytest
 
 from run_tools import Command
 
@@ -49,3 +52,41 @@ def test_a_purge_changes_no_number_of_requests(own_run: Path, cli: Command) -> N
     for purged in (False, True):
         assert not purged or cli("purge", own_run).code == 0
         assert set(re.findall(r"After (\d+) requests", page_of(cli, own_run))) == {str(executed)}
+
+
+def test_status_warns_of_what_keeps_a_run_from_going_on(own_trained: Path, own_run: Path, cli: Command) -> None:
+    def warned() -> list[str]:
+        answer = cli("status", own_trained, "--format", "json")
+        assert answer.code == 0
+        shown = "".join(cli("status", own_trained).out.split())
+        assert all("".join(warning.split()) in shown for warning in answer.json["warnings"])
+        return answer.json["warnings"]
+
+    assert warned() == []
+    key = own_trained / "operator.key"
+    kept = key.read_bytes()
+    key.write_bytes((own_run / "operator.key").read_bytes())
+    assert len(warned()) == 1  # another key
+    key.unlink()
+    assert len(warned()) == 1  # no key
+    assert cli("request", own_trained, "--clients", "client-001", "--id", "unsigned").code == 0
+    assert sum("unsigned" in warning for warning in warned()) == 1
+    assert cli("forget", own_trained).code != 0
+    key.write_bytes(kept)
+    assert len(warned()) == 1
+    assert cli("forget", own_trained).code == 0
+    assert "events" in warned()[0]
+
+
+def test_status_warns_of_a_head_that_is_missing_or_elsewhere(
+    own_trained: Path, own_run: Path, cli: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(own_trained, tmp_path / "copy"))
+    witness, memory = str(tmp_path / "witness.jsonl"), str(tmp_path / "memory")
+    cases = [(own_run, witness, "/dev/null", 0), (own_trained, witness, "/dev/null", 1)]
+    cases += [(own_trained, "", memory, 0), (copy, "", memory, 1)]
+    for number, (run, told, seen, warned) in enumerate(cases):
+        monkeypatch.setenv("SIFU_WITNESS", told)
+        monkeypatch.setenv("SIFU_HEADS", seen)
+        assert len(cli("status", run, "--format", "json").json["warnings"]) == warned
+        assert bool(cli("backup", run, tmp_path / f"{number}.zip").code) == bool(warned)

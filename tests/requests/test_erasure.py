@@ -98,16 +98,15 @@ def test_paper_retention_keeps_and_a_purge_erases(kept: Path, cli: Command) -> N
     assert holding(kept, patterns)
     (kept / "report").mkdir()
     (kept / "report" / "old.html").write_bytes(patterns[0])
-    answer = cli("purge", kept)
+    answer = cli("purge", kept, "--format", "json")
     assert answer.code == 0, answer.err
-    assert f"Erased {len(held)} models" in answer.out
-    assert "What remains, and why" in answer.out
-    assert "delete the folder when its certificates are no longer needed" in " ".join(answer.out.split())
+    assert (answer.json["models"], answer.json["besides"]) == (held, ["report"])
+    assert answer.json["remains"]
     assert holding(kept, patterns) == []
     assert run.verify().problems == []
     assert verify(kept) == []
     again = cli("purge", kept, "--format", "json")
-    assert again.json["models"] == []
+    assert (again.json["models"], again.json["besides"]) == ([], [])
     assert run.verify().problems == []
     # And the run continues.
     run.forget(["client-005"], "later", sigma=0.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from sifu.core.premises import Status, psi_status
 from sifu.core.replies import LATE
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec.sections import RIDGE
+from sifu.errors import InputError, RunDamagedError
 from sifu.requests.deadlines import deadline_of, is_overdue
 from sifu.requests.failures import failure_of
 from sifu.requests.lost_requests import lost_words, still_lost
@@ -25,11 +26,15 @@ from sifu.run.few_clients import consequences
 from sifu.run.group_state import available_group_models, has_groups, members_now
 from sifu.run.psi_of_everyone import track_everyone, with_earlier_names
 from sifu.run.run_view import ACTIVE, RunView
+from sifu.store.checkpoints import unsigned_notes
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.given_approvals import Approvals, approvals_of, unapproved
 from sifu.store.inbox import messages
+from sifu.store.kept_heads import check_witnesses
+from sifu.store.keys import key_problem
 from sifu.store.projection import RejectionRow, RequestRow
 from sifu.store.reader import RunReader, clients_now, plain_name, plain_names, remainder_to_join
+from sifu.store.seen_heads import check_seen
 from sifu.store.times import TIME_FORMAT, current_time
 from sifu.theory.history import count_rounds
 from sifu.theory.rollback import Subject
@@ -190,7 +195,7 @@ class RunStatus:
     groups: tuple[GroupStatus, ...] = ()
     held_out: HeldOutFigures | None = None
     warnings: tuple[str, ...] = ()
-    """Warnings that few clients remain, or that requests were lost in a restoration."""
+    """Few clients remain, requests were lost, events lack a signature, or nothing can be signed or written."""
 
     def __repr__(self) -> str:
         states = Counter(client.state for client in self.clients)
@@ -272,8 +277,23 @@ def status_of(view: RunView) -> RunStatus:
         requests=tuple(request_statuses_of(reader, view.requests, now)),
         groups=groups_of(view),
         held_out=read_held_out(reader.folder, reader.tip),
-        warnings=(*consequences(view, view.active), *map(lost_words, still_lost(reader))),
+        warnings=tuple(_warnings(view)),
     )
+
+
+def _warnings(view: RunView) -> Iterator[str]:
+    """Yield what keeps a run from being used as it is, or will."""
+    reader = view.reader
+    yield from consequences(view, view.active)
+    yield from map(lost_words, still_lost(reader))
+    yield from unsigned_notes(reader)
+    if problem := key_problem(reader.folder, reader.value("public_key")):
+        yield problem
+    try:
+        check_seen(reader, writing=True)
+        check_witnesses(reader)
+    except (InputError, RunDamagedError) as error:
+        yield f"nothing can be written to this run: {error}"
 
 
 def _budget_of(view: RunView, subject: Subject) -> BudgetStatus:

@@ -135,8 +135,7 @@ def decide(
 
     If the run's spec requires approval (requests.approval), a request is executed only after one or two people other
     than the one who filed it have approved it. An approval covers only the request's current terms. While a command
-    trains, the decision waits in the run's inbox. A closed-form request that failed before its head was solved can
-    still be refused or withdrawn; its clients then take part again.
+    trains, the decision waits in the run's inbox.
 
     Settle a request if clients on other machines refuse every round: its certificate covers the current model, which
     may be less accurate, and the run can then be used again.

@@ -19,7 +19,6 @@ from sifu.core.ledger import finite_or_text
 from sifu.core.operator_words import FLOWER, LOOP, approvals_words, psi_words, way_to_go_on
 from sifu.plots.style import byte_size
 from sifu.store.inbox import INBOX
-from sifu.store.release_files import lacks_head
 
 MOST_CLIENTS = 10
 FEW = 3
@@ -200,10 +199,7 @@ def _how_good(run: Run, status: RunStatus) -> str:
 
 
 def _not_measured(run: Run) -> str:
-    """Return a hint with the command that measures a model, or that solves a missing head."""
-    with run.reader() as reader:
-        if lacks_head(reader):
-            return f"There is no head: sifu update {escape(str(run.folder))} solves one."
+    """Return a hint with the command that measures a model."""
     figure = "Accuracy" if run.spec.regime.has_accuracy else "Mean squared error"
     return f"{figure}: not measured; sifu evaluate {escape(str(run.folder))} measures it."
 

@@ -12,6 +12,7 @@ import sifu
 from sifu.cli.options import HeadsOption, RunArgument, argument, option
 from sifu.cli.output import Answer, out
 from sifu.errors import InputError
+from sifu.plots.style import byte_size, counted
 
 
 def purge(run: RunArgument) -> Answer:
@@ -23,7 +24,8 @@ def purge(run: RunArgument) -> Answer:
     done = sifu.Run(run).purge()
 
     def show() -> None:
-        out.print(f"Erased {len(done.models)} models, {done.bytes / 1e6:.2f} MB; the database was rewritten.")
+        gone = ", ".join((f"{counted(len(done.models), 'model')} ({byte_size(done.bytes)})", *done.besides))
+        out.print(f"Erased {gone}; the database was rewritten.")
         left_behind = "left with the operator's key by an interrupted backup or restore"
         for copy in done.copies:
             out.print(f"Deleted {escape(copy)}, {left_behind}.")

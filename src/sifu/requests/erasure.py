@@ -8,9 +8,14 @@ from sifu.errors import InputError
 from sifu.requests.files_to_erase import everyone_forgotten, influenced
 from sifu.requests.what_remains import remains
 from sifu.run.run_view import RunView
+from sifu.store.client_accuracy import STANDING_FILE
+from sifu.store.last_failure import FAILURE_FILE
 from sifu.store.projection import NewEvent
 from sifu.store.reader import PURGED
-from sifu.store.writer import SCRUB_FILE, RunWriter
+from sifu.store.writer import REPORT, SCRUB_FILE, RunWriter
+
+SHOWING = (REPORT, STANDING_FILE, FAILURE_FILE)
+"""Names in the run folder that may show erased content, which a purge deletes as well."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,7 @@ class Purge:
         complete: False if another process still reads erased content.
         remains: Information about forgotten clients that is still in the folder, each item with the reason.
         copies: Deleted copies of the run, which an interrupted backup or restore had left unfinished.
+        besides: Deleted files and folders that may have shown erased content, such as the report.
     """
 
     models: tuple[int, ...]
@@ -30,6 +36,7 @@ class Purge:
     complete: bool
     remains: tuple[tuple[str, str], ...]
     copies: tuple[str, ...] = ()
+    besides: tuple[str, ...] = ()
 
 
 def to_purge(view: RunView, available: set[int], among: set[int] | None = None) -> tuple[int, ...]:
@@ -58,7 +65,8 @@ def purge(writer: RunWriter) -> Purge:
     gone = to_purge(view, set(on_disk))
     payload = {"subjects": [exposure.subject.subject for exposure in everyone_forgotten(view)]}
     size = sum(on_disk[node].bytes for node in gone)
-    event = NewEvent(PURGED, payload, dropped_models=gone, for_good=True)
-    writer.record(event)
+    there = [name for name in SHOWING if (writer.folder / name).exists()]
+    writer.record(NewEvent(PURGED, payload, dropped_models=gone, for_good=True))
     complete = not (writer.folder / SCRUB_FILE).exists()
-    return Purge(gone, size, complete, tuple(remains(writer)), writer.copies_removed)
+    besides = tuple(name for name in there if not (writer.folder / name).exists())
+    return Purge(gone, size, complete, tuple(remains(writer)), writer.copies_removed, besides)

@@ -2,7 +2,6 @@
 
     received -> (verified) -> planned -> running -> done          each an event of the ledger with time and actor
     received, verified, planned -> refused or withdrawn           the client may take part again
-    running -> refused or withdrawn                               the same; only while a closed-form head is unsolved
 
 The optional step `verified` says that the requester's identity was checked.
 Approvals (`store/given_approvals.py`) do not change the status; if the spec demands them, a request waits for them.

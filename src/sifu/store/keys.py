@@ -134,6 +134,19 @@ def load_key(folder: Path, public_key: str) -> Any:
     return key
 
 
+def key_problem(folder: Path, public_key: str) -> str:
+    """Return why nothing can be signed with the key in the folder, or "" if nothing shows that.
+
+    An encrypted key is not opened.
+    """
+    try:
+        if not is_encrypted(folder):
+            load_key(folder, public_key)
+    except (OSError, InputError, RunDamagedError) as error:
+        return f"nothing can be carried out or signed: {error}"
+    return ""
+
+
 def finish_rotation(folder: Path, public_key: str) -> None:
     """Replace the operator's key by a new key if the rotation was recorded; otherwise delete the new key."""
     pending = sorted(folder.glob(PENDING + "*"))
