@@ -103,8 +103,8 @@ def wait_for_jobs(service: Any, key: str, seconds: float = 120.0) -> list[dict[s
 DAYS_LATER = """
 import datetime
 from sifu.requests import deadlines
-days_left = deadlines._days_left
-deadlines._days_left = lambda deadline, now: days_left(deadline, now + datetime.timedelta(days=DAYS))
+days_left = deadlines.days_until
+deadlines.days_until = lambda deadline, now: days_left(deadline, now + datetime.timedelta(days=DAYS))
 from sifu.cli.main import main
 main()
 """

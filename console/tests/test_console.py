@@ -99,12 +99,12 @@ def test_filing_is_idempotent_by_id(service: Any) -> None:
     first = program.post(f"/api/v1/runs/{north}/requests", json=body)
     again = program.post(f"/api/v1/runs/{north}/requests", json=body)
     assert first.status_code == again.status_code == 201
-    assert first.json() == again.json() == {"request": "ticket-7", "number": 1, "status": "received"}
+    assert first.json() == again.json() == {"request": "ticket-7", "number": 1, "status": "waiting for approval"}
     other = program.post(f"/api/v1/runs/{north}/requests", json=body | {"clients": ["client-002"]})
     assert other.status_code == 409
     assert "other terms" in other.json()["error"]
     listed = program.get(f"/api/v1/runs/{north}/requests").json()["requests"]
-    assert [(row["number"], row["request"], row["epsilon"]) for row in listed] == [(1, "ticket-7", 5.0)]
+    assert [(row["number"], row["request"], row["terms"]["epsilon"]) for row in listed] == [(1, "ticket-7", 5.0)]
 
 
 def test_a_requester_sees_and_withdraws_only_their_own(service: Any) -> None:
@@ -142,7 +142,7 @@ def test_beside_a_process_that_writes_everything_goes_through_the_inbox(service:
         assert otto.get(f"/api/v1/runs/{north}").json()["at_work"] is True
         assert len(messages(service.folder / "north")) == 2
     assert sifu.open_run(service.folder / "north").decide("a", "approved", actor="bob") == "recorded"
-    assert sifu.open_run(service.folder / "north").request_record("a").status.approvals == ("ann", "bob")
+    assert sifu.open_run(service.folder / "north").request_record("a").approvals == ("ann", "bob")
 
 
 def test_the_openapi_document_says_what_the_routes_do(service: Any) -> None:

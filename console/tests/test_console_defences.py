@@ -410,7 +410,7 @@ def test_an_approval_covers_the_terms_that_were_shown(service: Any) -> None:
     assert "must name the approved terms" in page.text
     assert service.approve("ann", north, 1).json()["outcome"] == "recorded"
     assert service.browser("bob").approve(f"/runs/{north}", 1).status_code == 200
-    assert sifu.open_run(service.folder / "north").request_record("a").status.approvals == ("ann", "bob")
+    assert sifu.open_run(service.folder / "north").request_record("a").approvals == ("ann", "bob")
 
 
 def test_an_approval_of_one_request_is_of_no_use_for_another(service: Any) -> None:
@@ -430,7 +430,7 @@ def test_an_approval_of_one_request_is_of_no_use_for_another(service: Any) -> No
     assert otto.post(f"/api/v1/runs/{north}/requests", json=again).status_code == 400  # an id can be used only once
     body = {"request": "a", "decision": "approved", "terms": digests["a"]}
     assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).status_code == 400
-    assert sifu.open_run(service.folder / "north").request_record("b").status.approvals == ()
+    assert sifu.open_run(service.folder / "north").request_record("b").approvals == ()
 
 
 def test_one_person_approves_once_and_never_their_own(service: Any) -> None:
@@ -448,7 +448,7 @@ def test_one_person_approves_once_and_never_their_own(service: Any) -> None:
     with ThreadPoolExecutor(4) as people:
         answers = list(people.map(lambda name: service.approve(name, north, 1), ["ann", "ann", "ann", "ann"]))
     assert sum(answer.is_success and answer.json()["outcome"] == "recorded" for answer in answers) == 1
-    status = sifu.open_run(service.folder / "north").request_record("a").status
+    status = sifu.open_run(service.folder / "north").request_record("a")
     assert (status.approvals, status.approvals_missing) == (("ann",), 1)
     carried = service.program("otto").post(f"/api/v1/runs/{north}/carry-out", json={"request": "a"})
     assert carried.status_code == 400

@@ -102,9 +102,9 @@ def test_the_overview_counts_what_is_open_late_and_done(busy_service: Any, monke
     levels = re.findall(r'class="number">(\d+)</td><td data-label="It says">', page)
     assert len(levels) == 4
     assert sum(map(int, levels)) == 4
-    original = deadlines._days_left
+    original = deadlines.days_until
     monkeypatch.setattr(
-        deadlines, "_days_left", lambda deadline, now: original(deadline, now + datetime.timedelta(days=4))
+        deadlines, "days_until", lambda deadline, now: original(deadline, now + datetime.timedelta(days=4))
     )
     for run in busy_service.app._app.state.console.service.every_run().values():
         run.written()

@@ -63,7 +63,7 @@ def test_an_approver_signs_in_and_approves_under_their_identity(
     page = browser.get(f"/runs/{north}/requests/1").text
     fields = {name: page.split(f'name="{name}" value="')[1].split('"')[0] for name in ("csrf", "request", "terms")}
     browser.post(f"/runs/{north}/decide", data=fields | {"decision": "approved", "number": "1"})
-    status = sifu.open_run(signing_service.folder / "north").request_record("a").status
+    status = sifu.open_run(signing_service.folder / "north").request_record("a")
     assert status.approvals == ("ann@hospital.example",)
 
 

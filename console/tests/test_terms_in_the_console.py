@@ -76,7 +76,7 @@ def test_form_and_api_store_a_term_as_given_or_refuse_it(service: Any) -> None:
         answer = service.program("otto").post(f"/api/v1/{path}", json=body)
         assert (answer.status_code, words in answer.json()["error"]) == (400, True), terms
     service.program("ann").get(f"/api/v1/{path}")  # an approver's view examines what requesters filed
-    stored = {record.status.request: record.status.terms for record in run.request_records()}
+    stored = {record.request: record.terms for record in run.request_records()}
     assert stored == {
         name: RequestTerms.from_mapping(usual_terms(run.spec, [client]).to_mapping() | terms)
         for name, (client, terms) in accepted.items()

@@ -30,7 +30,7 @@ def test_status_keys_and_certificates_have_plain_forms(run_with_requests: Path) 
     certificate = run.certificate("to-the-middle")
     assert set(certificate.to_mapping()) == {"body", "public_key", "signature"}
     assert certificate.body["request"] == "to-the-middle"
-    assert [record.status.request for record in run.request_records()][-1] == "waits"
+    assert [record.request for record in run.request_records()][-1] == "waits"
     with pytest.raises(sifu.InputError, match="there is no request 'nobody'"):
         run.request_record("nobody")
 

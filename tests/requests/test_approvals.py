@@ -110,7 +110,7 @@ def test_two_different_people_who_did_not_ask_must_approve(two: Path, cli: Comma
     assert outcome.request == "a"
     record = run.request_record("a")
     assert [step.status for step in record.steps] == ["received", "approved", "approved", "planned", "running", "done"]
-    assert (record.status.filed_by, record.status.approvals) == ("rita", ("ann", "bob"))
+    assert (record.filed_by, record.approvals) == ("rita", ("ann", "bob"))
     assert run.verify().problems == []
     assert verify_independently(two) == []
     with pytest.raises(InputError, match="can no longer be approved"):
@@ -123,9 +123,9 @@ def test_one_approval_is_enough_where_one_is_asked_for(one: Path) -> None:
     run.request(["client-004"], "b", actor="rita")
     run.decide("b", "approved", actor="ann")
     assert [outcome.request for outcome in run.forget()] == ["b"]  # the first request waits and does not block others
-    assert run.request_record("a").status.approvals_missing == 1
+    assert run.request_record("a").approvals_missing == 1
     run.decide("a", "refused", "not theirs", actor="ann")
-    assert run.request_record("a").status.approvals_missing == 0
+    assert run.request_record("a").approvals_missing == 0
     assert run.verify().problems == []
 
 
@@ -209,7 +209,7 @@ def test_decisions_beside_a_process_that_writes_go_through_the_inbox(two: Path, 
         with pytest.raises(InputError, match="no request"):
             run.decide("b", "approved", actor="ann")
         assert ingest(writer) == []
-    assert run.request_record("a").status.approvals == ("ann", "bob")
+    assert run.request_record("a").approvals == ("ann", "bob")
     assert [outcome.request for outcome in run.forget()] == ["a"]
     assert run.verify().problems == []
 
@@ -263,7 +263,7 @@ def test_a_running_server_waits_for_approvals_and_then_goes_on(two: Path) -> Non
     done = serve(run, engine, linger=0.6, tell=people)
     assert done == []
     assert dump(two)["requests"][0][1] == "received"
-    assert run.request_record("a").status.approvals == ("ann",)
+    assert run.request_record("a").approvals == ("ann",)
     run.decide("a", "approved", actor="bob")
     assert serve(run, engine, linger=0.0) == ["a"]
     assert run.verify().problems == []
@@ -282,7 +282,7 @@ def approved(one: Path) -> Path:
     """Return a run with an approved request that is not executed yet."""
     run = sifu.open_run(one)
     run.request(["client-003"], "a", actor="rita")
-    run.decide("a", "approved", actor="ann", terms=run.request_record("a").status.terms_digest)
+    run.decide("a", "approved", actor="ann", terms=run.request_record("a").terms_digest)
     return one
 
 
@@ -310,12 +310,12 @@ def test_an_approval_of_other_terms_does_not_count(one: Path) -> None:
     """An approval of other terms than those of the request does not count, even if it is signed with the key."""
     run = sifu.open_run(one)
     run.request(["client-003"], "a", actor="rita", epsilon=7.5)
-    seen = replace(run.request_record("a").status.terms, epsilon=5.0).digest("a")
+    seen = replace(run.request_record("a").terms, epsilon=5.0).digest("a")
     with pytest.raises(InputError, match="does not have the terms of the decision"):
         run.decide("a", "approved", actor="ann", terms=seen)
     with RunWriter.open(one) as writer:
         writer.record(NewEvent("request approved", {"request": "a", "actor": "ann", "reason": "", "terms": seen}))
-    assert run.request_record("a").status.approvals_missing == 1
+    assert run.request_record("a").approvals_missing == 1
     assert run.forget() == []
     assert any("approves other terms" in problem for problem in run.verify().problems)
     assert any("terms approved" in problem for problem in verify_independently(one))

@@ -21,9 +21,9 @@ def later(monkeypatch: pytest.MonkeyPatch):
     """Return a function that shifts the clock of all deadline checks by some days."""
 
     def pass_days(days: int) -> None:
-        original = deadlines._days_left
+        original = deadlines.days_until
         monkeypatch.setattr(
-            deadlines, "_days_left", lambda deadline, now: original(deadline, now + datetime.timedelta(days=days))
+            deadlines, "days_until", lambda deadline, now: original(deadline, now + datetime.timedelta(days=days))
         )
 
     return pass_days
@@ -32,10 +32,10 @@ def later(monkeypatch: pytest.MonkeyPatch):
 def test_a_deadline_has_the_whole_of_its_day() -> None:
     deadline = datetime.datetime(2026, 11, 16, 9, 30, tzinfo=datetime.UTC)
     for hour, day, left in ((0, 16, 0), (23, 16, 0), (0, 17, -1), (23, 15, 1)):
-        assert deadlines._days_left(deadline, datetime.datetime(2026, 11, day, hour, 59, tzinfo=datetime.UTC)) == left
+        assert deadlines.days_until(deadline, datetime.datetime(2026, 11, day, hour, 59, tzinfo=datetime.UTC)) == left
     # Days are counted in UTC, wherever the request comes from.
     east = datetime.timezone(datetime.timedelta(hours=10))
-    assert deadlines._days_left(deadline, datetime.datetime(2026, 11, 17, 5, 0, tzinfo=east)) == 0
+    assert deadlines.days_until(deadline, datetime.datetime(2026, 11, 17, 5, 0, tzinfo=east)) == 0
 
 
 def test_pending_requests_of_several_runs_by_deadline(trained_run: Path, tmp_path: Path, cli: Command, later) -> None:

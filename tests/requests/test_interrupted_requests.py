@@ -47,7 +47,7 @@ def test_a_data_file_that_is_missing_is_named_with_the_command(tmp_path: Path, c
     (tmp_path / "elsewhere.csv").rename(file)
     (outcome,) = run.forget()
     assert outcome.request == "gone"
-    assert run.request_record("gone").status.failure == ""
+    assert run.request_record("gone").failure == ""
 
 
 def test_a_damaged_file_of_the_run_is_named_with_the_commands(tmp_path: Path, cli: Command) -> None:
@@ -56,23 +56,23 @@ def test_a_damaged_file_of_the_run_is_named_with_the_commands(tmp_path: Path, cl
     content = kept.read_bytes()
     kept.unlink()
     assert cli("forget", run.folder).code == 5
-    failure = run.request_record("gone").status.failure
+    failure = run.request_record("gone").failure
     assert failure.startswith(
         f"the statistics file {kept.name} cannot be read: No such file or directory. Request gone"
     )
     assert f"sifu verify {run.folder} lists them, and sifu restore BACKUP NEW_FOLDER restores the run" in failure
     kept.write_bytes(content)
     (outcome,) = run.forget()
-    assert (outcome.level, run.request_record("gone").status.failure) == ("conditional", "")
+    assert (outcome.level, run.request_record("gone").failure) == ("conditional", "")
 
 
 def test_a_request_that_is_withdrawn_or_refused_shows_no_failure(tmp_path: Path, cli: Command) -> None:
     run, file = table_run(tmp_path, "softmax")
     with pytest.raises(NotCertifiableError):
         run.forget(request="gone", level="exact", method="sifu")  # its plan states the reason
-    assert run.request_record("gone").status.failure == ""
+    assert run.request_record("gone").failure == ""
     file.unlink()
     assert cli("forget", run.folder).code == 2
-    assert run.request_record("gone").status.failure
+    assert run.request_record("gone").failure
     run.decide("gone", "withdrawn")
-    assert run.request_record("gone").status.failure == ""
+    assert run.request_record("gone").failure == ""

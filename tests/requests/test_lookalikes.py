@@ -68,7 +68,7 @@ def test_records_that_look_the_same_are_named_together(tmp_path: Path, name: str
     with pytest.raises(InputError, match="which look the same: name both"):
         run.request(["south"], "r1", records=[name])
     run.request(["south"], "r1", records=[name, twin])
-    assert len(run.request_record("r1").status.terms.records) == 2
+    assert len(run.request_record("r1").terms.records) == 2
 
 
 def test_a_number_sign_within_an_identity_is_no_comment(tmp_path: Path, cli: Command) -> None:

@@ -279,10 +279,10 @@ def test_on_the_command_line(tmp_path: Path, cli: Command) -> None:
     request = cli("request", folder, "--client", "client-002", "--records", rows, "--format", "json")
     assert json.loads(request.out)["records"] == 2
     assert "row numbers" not in cli("purge", folder).out  # nothing was forgotten yet
-    assert "r1: 2 records of client-002; until" in cli("requests", folder).out
+    assert "r1: 2 records of client-002; received; until" in cli("requests", folder).out
     assert "2 records of" in cli("requests", folder, "--pending").out  # the name may be on the next line
-    (public,) = sifu.Run(folder).public_record()
-    assert (public.clients, public.records) == (1, 2)
+    public = sifu.Run(folder).request_records()[0].to_public_mapping()
+    assert (public["clients"], public["records"]) == (1, 2)
     done = cli("forget", folder, "--format", "json")
     assert json.loads(done.out)["requests"][0]["records"] == 2
     assert cli("verify", folder).code == 0

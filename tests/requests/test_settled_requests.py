@@ -37,7 +37,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def status_of(run: sifu.Run, request: str = "gone") -> str:
-    return run.request_record(request).status.status
+    return run.request_record(request).status
 
 
 @pytest.mark.parametrize("terms", [{"method": "scratch"}, {"method": "sifu", "sigma": 0.5, "level": "none"}])
@@ -117,10 +117,10 @@ def test_a_failure_after_the_rollback_says_what_to_do(
     for shown in (cli("status", run.folder), cli("requests", run.folder, "gone")):
         assert "the nodes refuse every round. Request gone is unfinished" in " ".join(shown.out.split())
         assert "".join(way.split()) in "".join(shown.out.split())  # a long path may be broken at any place
-    assert way in run.request_record("gone").status.failure
-    assert run.request_record("later").status.failure == ""
+    assert way in run.request_record("gone").failure
+    assert run.request_record("later").failure == ""
     run.settle("gone", WHY)
-    assert run.request_record("gone").status.failure == ""
+    assert run.request_record("gone").failure == ""
     assert not list(run.folder.glob("failure*"))
     refusing.undo()
     (outcome,) = run.forget(request="later")

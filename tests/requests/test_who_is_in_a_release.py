@@ -101,7 +101,7 @@ def test_approved_records_leave_out_exactly_these_records(tmp_path: Path, method
     twin.forget(request="first")
     twin.forget(request="of-c4")
     assert model_of(run) == model_of(twin)
-    assert [record.status.status for record in run.request_records()] == ["done", "done"]
+    assert [record.status for record in run.request_records()] == ["done", "done"]
     assert is_fine(run)
 
 

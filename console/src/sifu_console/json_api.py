@@ -158,7 +158,7 @@ def file_request(visit: Visiting, run: RunOf, body: Filed) -> Response:
     told = {"nonces": nonces} if terms.get("records") else {}
     if not visit.who.may("see"):
         return answer({"request": filed, "status": RECEIVED} | told, 201)
-    numbers = (row.number for row in run.requests(visit.who) if row.record.status.request == filed)
+    numbers = (row.number for row in run.requests(visit.who) if row.record.request == filed)
     about = {"request": filed, "number": next(numbers, None), "status": run.run.request_status(filed)}
     return answer(about | told, 201)
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sifu.api.requests import pending_requests
 from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.spec import Spec, StopSpec
 from sifu.requests.certification import payload_of_request
-from sifu.requests.deadlines import pending_requests
 from sifu.run.run_view import ACTIVE
 from sifu.run.training import expected_rounds
 from sifu.store.client_accuracy import read_held_out

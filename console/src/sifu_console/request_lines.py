@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sifu.api import PendingRequest, RequestRecord, RequestStatus
-
-SETTLED = ("done", "refused", "withdrawn")
+from sifu.api.requests import SETTLED, Request
 
 
 @dataclass(frozen=True)
@@ -15,9 +13,9 @@ class NumberedRequest:
     """A request with its number within the run. URLs contain the number because an id may reveal a name."""
 
     number: int
-    record: RequestRecord
+    record: Request
     state: str
-    """State of the request: a value of `RequestStatus.state`, or `failed`."""
+    """State of the request: a value of `Request.status`, or `failed`."""
 
     @property
     def finished(self) -> str:
@@ -49,11 +47,10 @@ class RequestLine:
     """Number of records to forget, or None if clients are forgotten entirely."""
 
     @staticmethod
-    def of(row: RequestStatus | PendingRequest, **ours: Any) -> RequestLine:
+    def of(row: Request, **ours: Any) -> RequestLine:
         """Return the list row for a request in the ledger or the inbox; one in the inbox has fewer known fields."""
-        nothing = {"number": None, "level": None, "finished": "", "method": "", "filed_by": ""}
         theirs = {field.name: getattr(row, field.name) for field in fields(RequestLine) if hasattr(row, field.name)}
-        return RequestLine(**nothing | theirs | ours)
+        return RequestLine(**theirs | {"finished": ""} | ours)
 
     @property
     def settled(self) -> bool:

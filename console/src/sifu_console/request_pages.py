@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
@@ -31,13 +31,13 @@ def show_request(visit: Visiting, run: RunOf, number: int) -> Response:
     """Show one request with the possible decisions, and a comparison of methods or the certificate's statements."""
     who = visit.who
     numbered, spec = run.request(who, number), run.run.spec
-    status = numbered.record.status
-    usual, waits = usual_terms(spec, status.terms.clients), status.status in ("received", "verified", "planned")
+    status, terms = numbered.record, cast("RequestTerms", numbered.record.terms)  # known of all in the ledger
+    usual, waits = usual_terms(spec, status.clients), status.waits
     plan, others, body, refusal = None, None, None, ""
     if waits and who.may("see"):
         try:
             plan = run.plan_of(who, status.request)
-            others = plan if plan.ways else _other_options(run, who, status.terms)
+            others = plan if plan.ways else _other_options(run, who, terms)
         except NotCertifiableError as error:
             refusal = str(error)
         except InputError:  # the request has started meanwhile and needs no plan
@@ -58,9 +58,9 @@ def show_request(visit: Visiting, run: RunOf, number: int) -> Response:
         plan=plan,
         others=others,
         refusal=refusal,
-        terms=_terms_in_words(status.terms, spec, identities),
+        terms=_terms_in_words(terms, spec, identities),
         usual=_terms_in_words(usual, spec),
-        changed=[name for name in terms_on_offer() if getattr(status.terms, name) != getattr(usual, name)],
+        changed=[name for name in terms_on_offer() if getattr(terms, name) != getattr(usual, name)],
         answer=_certificate_words(body) if body else None,
         body=body,
         live=run.live() if who.may("see") else None,

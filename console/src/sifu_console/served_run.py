@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from sifu.api import PendingRequest, Plan, RequestRecord, RequestStatus, Run, RunStatus
+from sifu.api import Plan, Run, RunStatus
+from sifu.api.requests import POSTED, Request, pending_requests
 from sifu.api.submitted import check_share, content_of, examine, refuse, submitted
 from sifu.choices import TermsGiven
 from sifu.core.operator_words import approvals_words
@@ -21,7 +22,7 @@ from sifu.core.record_commitments import new_nonces
 from sifu.core.request_terms import RequestTerms, check_request_id
 from sifu.core.spec import Spec
 from sifu.errors import IdInUseError, InputError, RunBusyError, SifuError
-from sifu.requests.deadlines import POSTED, check_deadline, pending_requests
+from sifu.requests.deadlines import check_deadline
 from sifu.requests.filing import usual_terms
 from sifu.run.clients_and_engine import executed_elsewhere
 from sifu.store.actors import same_address
@@ -30,7 +31,7 @@ from sifu.store.last_failure import failure_stamp
 from sifu.store.times import current_time, utc_now
 from sifu_console.jobs import Job, Jobs
 from sifu_console.live import Live, LiveView
-from sifu_console.request_lines import SETTLED, NumberedRequest, RequestLine
+from sifu_console.request_lines import NumberedRequest, RequestLine
 from sifu_console.tokens import TERMS_OF_REQUESTERS, NotAllowedError, Right, Token
 
 T = TypeVar("T")
@@ -120,41 +121,34 @@ class ServedRun:
         what = ("requests", utc_now()[:10], failure_stamp(self.folder))
         records = self.remembered(what, self.run.request_records, self.lists_lock)
         return [
-            NumberedRequest(number, record if who.may("see") else _for_requester(record), self._state(record.status))
+            NumberedRequest(number, record if who.may("see") else _for_requester(record), self._state(record))
             for number, record in enumerate(records, start=1)
-            if who.may("see") or is_own(who, record.status.filed_by)
+            if who.may("see") or is_own(who, record.filed_by)
         ]
 
-    def _state(self, status: RequestStatus) -> str:
+    def _state(self, record: Request) -> str:
         """Return the state of a request; a running or failed job of this console takes precedence over the ledger."""
-        if status.state in SETTLED:
-            return status.state
-        jobs = [job for job in self.jobs.of_run(self.key) if job.kind == "carry out" and job.request == status.request]
+        if record.settled:
+            return record.status
+        jobs = [job for job in self.jobs.of_run(self.key) if job.kind == "carry out" and job.request == record.request]
         states: dict[str, str] = {"running": "running", "failed": "failed"}
-        state = "failed" if status.failure else status.state
+        state = "failed" if record.failure else record.status
         return states.get(jobs[0].state, state) if jobs else state
 
     def request(self, who: Token, number: int | str) -> NumberedRequest:
         """Return one request, by its number or its id."""
         for numbered in self.requests(who):
-            if number in (numbered.number, numbered.record.status.request):
+            if number in (numbered.number, numbered.record.request):
                 return numbered
         raise UnknownError("there is no such request here")
 
-    def posted(self, who: Token) -> list[PendingRequest]:
+    def posted(self, who: Token) -> list[Request]:
         """Return the requests that wait in the run's inbox and are not in its ledger yet."""
         if not messages(self.folder):
             return []
         with self.run.reader() as reader:
             waiting = [row for row in pending_requests(reader, current_time()) if row.status == POSTED]
-        if who.may("see"):
-            return waiting
-        own = {
-            message.request
-            for message in messages(self.folder)
-            if is_own(who, str((message.content or {}).get("actor")))
-        }
-        return [row for row in waiting if row.request in own]
+        return [row for row in waiting if who.may("see") or is_own(who, row.filed_by)]
 
     def lines(self, who: Token) -> list[RequestLine]:
         """Return all requests, in the ledger and in the inbox, as rows of the lists, the most urgent first.
@@ -163,7 +157,7 @@ class ServedRun:
         """
         named = {"run": self.key, "name": self.name}
         recorded = [
-            RequestLine.of(row.record.status, **named, state=row.state, number=row.number, finished=row.finished)
+            RequestLine.of(row.record, **named, state=row.state, number=row.number, finished=row.finished)
             for row in self.requests(who)
         ]
         posted = [RequestLine.of(row, **named, state="received") for row in self.posted(who)]
@@ -317,10 +311,10 @@ class ServedRun:
         """Execute a request in a new process."""
         who.demand("carry out")
         numbered = self.request(who, request)
-        status = numbered.record.status
+        status = numbered.record
         if numbered.state == "running":
             raise RunBusyError(f"request {request} is already in execution")
-        if status.status in SETTLED:
+        if status.settled:
             raise InputError(f"request {request} is {status.status}: it cannot be executed")
         if status.approvals_missing:
             raise InputError(f"request {request} needs {approvals_words(status.approvals_missing)}")
@@ -348,12 +342,12 @@ class ServedRun:
         from sifu.verify.bundle import bundle_bytes
 
         who.demand("examine")
-        request = self.request(who, number).record.status.request
+        request = self.request(who, number).record.request
         return f"{request}.bundle.json", bundle_bytes(self.folder, request)
 
     def certificate(self, who: Token, number: int) -> dict[str, Any]:
         """Return the public certificate of a request."""
-        return self.run.certificate(self.request(who, number).record.status.request).to_mapping()
+        return self.run.certificate(self.request(who, number).record.request).to_mapping()
 
     def trail(self, who: Token, kind: str, most: int) -> tuple[list[dict[str, Any]], int]:
         """Return the latest events of the ledger and the total number of events.
@@ -372,7 +366,7 @@ class ServedRun:
                 "WHERE substr(kind, 1, ?) = ? ORDER BY seq DESC LIMIT ?",
                 (*of_kind, most),
             )
-        numbers = {row.record.status.request: row.number for row in self.requests(who)}
+        numbers = {row.record.request: row.number for row in self.requests(who)}
         events = []
         for seq, when, event, payload, digest, signed in rows:
             content = json.loads(payload)
@@ -389,9 +383,9 @@ class ServedRun:
         return self.jobs.verifications().get(self.key)
 
 
-def _for_requester(record: RequestRecord) -> RequestRecord:
+def _for_requester(record: Request) -> Request:
     """Return a request without the error that interrupted it, which may name folders and other clients."""
-    return replace(record, status=replace(record.status, failure=""))
+    return replace(record, failure="")
 
 
 def check_terms(who: Token, spec: Spec, terms: TermsGiven) -> None:

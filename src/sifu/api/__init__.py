@@ -4,19 +4,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from sifu.api.evaluation import Evaluated
+from sifu.api.requests import Request, RequestStep
 from sifu.api.run import NamedKey, OperatorKeys, Run
-from sifu.api.run_requests import Certificate, RequestRecord
+from sifu.api.run_requests import Certificate
 from sifu.api.run_search import find_runs, pending_requests
 from sifu.api.safekeeping import Restoration, restore
 from sifu.api.spec_file import load_spec
 from sifu.api.start_run import open_run, train
-from sifu.api.status import ClientStatus, RequestStatus, RunStatus
+from sifu.api.status import ClientStatus, RunStatus
 from sifu.export.exported_models import load_model
 from sifu.planning.plan import Plan
-from sifu.requests.deadlines import PendingRequest
 from sifu.requests.erasure import Purge
 from sifu.requests.outcome import Outcome
-from sifu.requests.request_record import PublicRequest, RequestStep
 from sifu.verify.bundle import verify_certificate
 from sifu.verify.verification import Verification, verify_run
 
@@ -31,13 +30,10 @@ __all__ = [
     "NamedKey",
     "OperatorKeys",
     "Outcome",
-    "PendingRequest",
     "Plan",
     "PredictedRow",
-    "PublicRequest",
     "Purge",
-    "RequestRecord",
-    "RequestStatus",
+    "Request",
     "RequestStep",
     "Restoration",
     "Run",

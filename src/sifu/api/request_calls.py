@@ -9,16 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Unpack
 
+from sifu.api.requests import POSTED, Request, requests_of
 from sifu.api.run_folder import RunFolder
 from sifu.api.run_requests import (
     Certificate,
     CertificateForm,
-    RequestRecord,
     check_not_settled,
     check_signed,
     execute,
     new_terms,
-    records_of,
     with_plain_names,
 )
 from sifu.choices import Decided, TermsGiven
@@ -28,12 +27,12 @@ from sifu.errors import InputError
 from sifu.methods.registry import also_left_out, plan_request
 from sifu.planning.plan import Plan
 from sifu.requests.certification import no_certificate
-from sifu.requests.deadlines import DEADLINE_DAYS, POSTED
+from sifu.requests.deadlines import DEADLINE_DAYS
 from sifu.requests.filing import check_new, commitments_of, receive
 from sifu.requests.issue import settle
 from sifu.requests.messages import id_of_signed, ingest, post_decision
 from sifu.requests.outcome import Outcome, outcome_of
-from sifu.requests.request_record import PublicRequest, decide, public_record, row_of
+from sifu.requests.request_record import decide, row_of
 from sifu.run.recorded_data import identities_of_rows
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
@@ -194,7 +193,7 @@ class RequestCalls(RunFolder):
             decision: verified, approved, refused or withdrawn.
             reason: Reason for the decision, required for a refusal.
             actor: Name of the person who decides, by default the name of this account.
-            terms: Digest of the terms that were inspected (`RequestStatus.terms_digest`). The decision is refused if
+            terms: Digest of the terms that were inspected (`Request.terms_digest`). The decision is refused if
                 the request has other terms.
 
         Returns:
@@ -244,23 +243,17 @@ class RequestCalls(RunFolder):
 
     def request_status(self, request: str) -> str:
         """Return the status of a `request`, such as received or done, or `posted` if it is only in the inbox."""
-        with self.reader() as reader:
-            return next((row.status for row in reader.requests() if row.request == request), POSTED)
+        return next((found.status for found in self.request_records() if found.request == request), POSTED)
 
-    def request_record(self, request: str) -> RequestRecord:
-        """Return one `request` with all steps of its life cycle."""
+    def request_record(self, request: str) -> Request:
+        """Return one `request`."""
         with self.snapshot() as reader:
-            return records_of(reader, [row_of(reader, request)])[0]
+            return requests_of(reader, [row_of(reader, request)], current_time())[0]
 
-    def request_records(self) -> list[RequestRecord]:
-        """Return all requests with all steps of their life cycles, in the order of reception."""
+    def request_records(self) -> list[Request]:
+        """Return all requests in the ledger, in the order of reception."""
         with self.snapshot() as reader:
-            return records_of(reader, reader.requests())
-
-    def public_record(self) -> list[PublicRequest]:
-        """Return the requests without personal data."""
-        with self.reader() as reader:
-            return public_record(reader, current_time())
+            return requests_of(reader, reader.requests(), current_time())
 
     def certificate(self, request: str, form: CertificateForm = "public") -> Certificate:
         """Return the recorded certificate of a `request`, in the `form` for the public or for an auditor."""

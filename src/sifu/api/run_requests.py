@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sifu.api.status import RequestStatus, request_statuses_of
 from sifu.choices import LEVELS, TermsGiven
 from sifu.core.operator_words import TABLE
 from sifu.core.request_terms import RequestTerms
@@ -18,7 +17,7 @@ from sifu.requests.failures import noting_failure
 from sifu.requests.filing import check_level, check_new, make_terms, receive
 from sifu.requests.messages import ingest, terms_of_signed
 from sifu.requests.outcome import Outcome, outcome_of
-from sifu.requests.request_record import RequestStep, history_of, row_of
+from sifu.requests.request_record import row_of
 from sifu.requests.worker import Worker
 from sifu.run.closed_form_round import RecordedSolve
 from sifu.run.kept_statistics import KeptStatistics
@@ -31,24 +30,9 @@ from sifu.store.given_approvals import approvals_needed, check_approved, unappro
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, plain_name, plain_names
 from sifu.store.release_files import released_model, released_node, releases
-from sifu.store.times import current_time
 from sifu.store.writer import RunWriter
 
 CertificateForm = Literal["public", "auditor"]
-
-
-@dataclass(frozen=True)
-class RequestRecord:
-    """A request with all steps of its life cycle."""
-
-    status: RequestStatus
-    steps: tuple[RequestStep, ...]
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return the request as plain values, ready for JSON. `records` is only a count; rows are never named."""
-        terms = asdict(self.status.terms) | {"records": self.status.records}
-        steps = [asdict(step) for step in self.steps]
-        return asdict(self.status) | {"terms": terms, "state": self.status.state, "steps": steps}
 
 
 @dataclass(frozen=True)
@@ -214,12 +198,6 @@ def check_signed(reader: RunReader, statement: dict[str, Any], request: str) -> 
         check_new(RunView(reader), terms_of_signed(reader, statement), request)
     except InputError as error:
         raise InputError(f"{error}. The running server will refuse it too, and record the refusal") from error
-
-
-def records_of(reader: RunReader, rows: Sequence[RequestRow]) -> list[RequestRecord]:
-    """Return requests with all steps of their life cycles."""
-    statuses = request_statuses_of(reader, rows, current_time())
-    return [RequestRecord(status, tuple(history_of(reader, status.request))) for status in statuses]
 
 
 def with_plain_names(reader: RunReader, plan: Plan) -> Plan:

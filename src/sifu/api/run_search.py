@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from sifu.api.requests import Request
+from sifu.api.requests import pending_requests as pending_in
 from sifu.errors import InputError, SifuError
-from sifu.requests.deadlines import PendingRequest
-from sifu.requests.deadlines import pending_requests as pending_in
 from sifu.store.database import DATABASE
 from sifu.store.reader import RunReader
 from sifu.store.seen_heads import check_seen
@@ -35,7 +35,7 @@ def find_runs(*folders: str | Path) -> list[Path]:
     return list(runs.values())
 
 
-def pending_requests(*folders: str | Path) -> list[PendingRequest]:
+def pending_requests(*folders: str | Path) -> list[Request]:
     """Return the pending requests of all runs in `folders`, by deadline."""
     runs = find_runs(*folders)
     if not runs:
@@ -44,14 +44,14 @@ def pending_requests(*folders: str | Path) -> list[PendingRequest]:
     return sorted(pending, key=lambda request: (request.deadline, request.run, request.request))
 
 
-def pending_of(run: str | Path) -> list[PendingRequest]:
+def pending_of(run: str | Path) -> list[Request]:
     """Return the pending requests of one run."""
     with RunReader(Path(run)) as reader:
         check_seen(reader)
         return pending_in(reader, current_time())
 
 
-def overdue_of(run: str | Path) -> list[PendingRequest]:
+def overdue_of(run: str | Path) -> list[Request]:
     """Return the overdue requests of a run, or an empty list if the run is unreadable, which is reported elsewhere."""
     try:
         return [request for request in pending_of(run) if request.overdue]

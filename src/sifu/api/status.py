@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from sifu.api.requests import Request, requests_of
 from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.ledger import finite_or_text
 from sifu.core.premises import Status, psi_status
@@ -18,24 +18,20 @@ from sifu.core.replies import LATE
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec.sections import RIDGE
 from sifu.errors import InputError, RunDamagedError
-from sifu.requests.deadlines import deadline_of, is_overdue
-from sifu.requests.failures import failure_of
 from sifu.requests.lost_requests import lost_words, still_lost
-from sifu.requests.outcome import Cost, cost_of
 from sifu.run.few_clients import consequences
 from sifu.run.group_state import available_group_models, has_groups, members_now
 from sifu.run.psi_of_everyone import track_everyone, with_earlier_names
 from sifu.run.run_view import ACTIVE, RunView
 from sifu.store.checkpoints import unsigned_notes
 from sifu.store.client_accuracy import read_held_out
-from sifu.store.given_approvals import Approvals, approvals_of, unapproved
 from sifu.store.inbox import messages
 from sifu.store.kept_heads import check_witnesses
 from sifu.store.keys import key_problem
-from sifu.store.projection import RejectionRow, RequestRow
+from sifu.store.projection import RejectionRow
 from sifu.store.reader import RunReader, clients_now, plain_name, plain_names, remainder_to_join
 from sifu.store.seen_heads import check_seen
-from sifu.store.times import TIME_FORMAT, current_time
+from sifu.store.times import current_time
 from sifu.theory.history import count_rounds
 from sifu.theory.rollback import Subject
 
@@ -113,47 +109,6 @@ class Refusal:
     reason: str
 
 
-@dataclass(frozen=True)
-class RequestStatus:
-    """A request: its terms, progress, deadline and cost.
-
-    `approvals` names the people who approved it, `approvals_missing` says how many more must do so before it is
-    executed. `records` counts the records to forget of one client. It is None if clients are forgotten entirely.
-    `terms_digest` identifies the terms that an approval refers to (`RequestTerms.digest`). `failure` is the last error
-    that interrupted an open request, with instructions to continue. It is empty if there is none.
-    """
-
-    request: str
-    status: str
-    clients: tuple[str, ...]
-    records: int | None
-    method: str
-    epsilon: float
-    delta: float
-    sigma: float | str
-    level: str | None
-    received: str
-    deadline: str
-    overdue: bool
-    finished: str | None
-    cost: Cost | None
-    filed_by: str
-    approvals: tuple[str, ...]
-    approvals_missing: int
-    terms: RequestTerms
-    terms_digest: str
-    failure: str
-
-    @property
-    def state(self) -> str:
-        """Displayed state: received, waiting for approval, approved, running, done, refused or withdrawn."""
-        if self.status in ("running", "done", "refused", "withdrawn"):
-            return self.status
-        if self.approvals_missing:
-            return "waiting for approval"
-        return "approved" if self.approvals else "received"
-
-
 @dataclass(frozen=True, repr=False)
 class RunStatus:
     """Content of `sifu status`.
@@ -191,7 +146,7 @@ class RunStatus:
     incidents: tuple[dict[str, Any], ...]
     late: dict[str, int]
     rejections: tuple[RejectionRow, ...]
-    requests: tuple[RequestStatus, ...]
+    requests: tuple[Request, ...]
     groups: tuple[GroupStatus, ...] = ()
     held_out: HeldOutFigures | None = None
     warnings: tuple[str, ...] = ()
@@ -221,7 +176,7 @@ class RunStatus:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the status as values for JSON; an unbounded Psi becomes the string "inf"."""
-        values = asdict(self)
+        values = asdict(self) | {"requests": [request.to_mapping() for request in self.requests]}
         for client in values["clients"]:
             client.update({key: finite_or_text(client[key]) for key in ("psi", "sigma_needed_now")})
         return values
@@ -229,7 +184,7 @@ class RunStatus:
 
 def status_of(view: RunView) -> RunStatus:
     """Return the status of a run at this instant."""
-    reader, now = view.reader, current_time()
+    reader = view.reader
     privacy = view.spec.privacy
     terms = RequestTerms(("any",), privacy.epsilon, privacy.delta)
     multiplier = terms.multiplier
@@ -274,7 +229,7 @@ def status_of(view: RunView) -> RunStatus:
         incidents=_incidents(reader),
         late=_late(reader),
         rejections=tuple(reader.rejections()),
-        requests=tuple(request_statuses_of(reader, view.requests, now)),
+        requests=tuple(requests_of(reader, view.requests, current_time())),
         groups=groups_of(view),
         held_out=read_held_out(reader.folder, reader.tip),
         warnings=tuple(_warnings(view)),
@@ -319,37 +274,6 @@ def _state(view: RunView, client: int) -> ClientState:
     if client in view.left_out or (between is not None and between.before == client):
         return "waiting"
     return "forgotten" if client in view.forgotten else "active"
-
-
-def request_statuses_of(reader: RunReader, rows: Iterable[RequestRow], now: datetime.datetime) -> list[RequestStatus]:
-    """Return the status of each request."""
-    approvals, lacking, statuses = approvals_of(reader), unapproved(reader), []
-    for row in rows:
-        given, clients = approvals.get(row.request, Approvals()), plain_names(reader, row.clients)
-        status = RequestStatus(
-            request=row.request,
-            status=row.status,
-            clients=clients,
-            records=len(row.records) or None,
-            method=row.method,
-            epsilon=row.terms.epsilon,
-            delta=row.terms.delta,
-            sigma=row.noise_std if row.noise_std is not None else row.terms.sigma,
-            level=row.level,
-            received=row.received,
-            deadline=deadline_of(row).strftime(TIME_FORMAT),
-            overdue=is_overdue(row, now),
-            finished=row.finished,
-            cost=cost_of(reader, row) if row.status == "done" else None,
-            filed_by=given.filed_by,
-            approvals=tuple(given.approved_by),
-            approvals_missing=lacking.get(row.request, 0) if row.waits else 0,
-            terms=replace(row.terms, clients=clients),
-            terms_digest=row.terms.digest(row.request),
-            failure=failure_of(reader, row),
-        )
-        statuses.append(status)
-    return statuses
 
 
 def _refusals(reader: RunReader) -> tuple[Refusal, ...]:

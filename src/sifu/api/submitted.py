@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sifu.api.requests import POSTED, pending_requests
 from sifu.errors import InputError, NotCertifiableError, RunBusyError
-from sifu.requests.deadlines import POSTED, pending_requests
 from sifu.requests.messages import days_left_of, record_refusal
 from sifu.store.actors import same_address
 from sifu.store.given_approvals import approvals_needed, unapproved
@@ -111,6 +111,6 @@ def check_share(run: Run, clients: Sequence[str]) -> None:
 
 def _check_id_is_own(run: Run, actor: str, request: str) -> None:
     """Refuse an id that another person uses."""
-    for record in run.request_records():
-        if record.status.request == request and not same_address(actor, record.status.filed_by):
+    for filed in run.request_records():
+        if filed.request == request and not same_address(actor, filed.filed_by):
             raise InputError(f"another person has filed a request {request}: it needs another id")

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sifu.core.operator_words import forgotten_words
+from sifu.core.operator_words import forgotten_words, names_words
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -110,13 +110,13 @@ def level_text(level: str) -> str:
 
 def names_text(names: list[str] | tuple[str, ...], most: int = 3, escaped: bool = True) -> str:
     """Return at most `most` client names and the number of others; `escaped` for output with rich markup."""
-    shown = ", ".join(escape(name) if escaped else name for name in names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+    shown = names_words(names, most)
+    return escape(shown) if escaped else shown
 
 
 def whom_text(clients: list[str] | tuple[str, ...], records: int | None, most: int = 3) -> str:
     """Return the names of the clients to forget, or the number of records and their client, escaped for rich."""
-    return forgotten_words([names_text(clients, most)], records)
+    return escape(forgotten_words([names_words(clients, most)], records))
 
 
 class ShownBar:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
-from rich.markup import escape
-
 import sifu
+from sifu.api.requests import Request
 from sifu.choices import Decision
 from sifu.cli.options import (
     ActorOption,
@@ -21,7 +19,7 @@ from sifu.cli.options import (
     collect_run,
     option,
 )
-from sifu.cli.output import Answer, out, table, whom_text
+from sifu.cli.output import Answer, out, table
 from sifu.core.operator_words import approvals_words
 from sifu.errors import InputError, SifuError
 
@@ -32,6 +30,8 @@ DECISIONS: dict[str, Decision] = {
     "withdraw": "withdrawn",
 }
 """Recorded decision of each word of `sifu decide`, besides `settle`."""
+PUBLIC = ("number", "status", "clients", "records", "received", "deadline", "finished", "level")
+"""Columns of the list without personal data."""
 
 
 def requests(
@@ -62,14 +62,14 @@ def requests(
         return _show({run: run.request_records() for run in runs})
     if len(runs) > 1:
         raise InputError(f"--public lists the requests of one run, found {len(runs)} runs: name one of them")
-    return _show_public(runs[0].public_record())
+    return _show_public(runs[0].request_records())
 
 
 def _show_pending(folder: Path, overdue: bool) -> Answer:
     from sifu.cli.runs import warn
 
     runs, unread, code = sifu.find_runs(folder) or [folder], list[str](), 0
-    waiting: list[sifu.PendingRequest] = []
+    waiting: list[Request] = []
     for run in runs:
         try:
             waiting += [row for row in sifu.pending_requests(run) if row.overdue or not overdue]
@@ -80,35 +80,19 @@ def _show_pending(folder: Path, overdue: bool) -> Answer:
             unread.append(str(run))
             code = error.exit_code
     waiting.sort(key=lambda request: (request.deadline, request.run, request.request))
-    shown = table("until", "-days", "request", "status", "clients", "run")
-    for request in waiting:
-        shown.add_row(
-            f"[bold red]{request.deadline[:10]} overdue[/]" if request.overdue else request.deadline[:10],
-            str(request.days_left),
-            escape(request.request),
-            request.status,
-            whom_text(request.clients, request.records, 2),
-            escape(request.run),
-        )
+    named = len(runs) > 1
+    lines = [f"{request.run} " * named + next(request.lines()) for request in waiting]
     listed = {"requests": [request.to_mapping() for request in waiting], "unread": unread}
     none = f"No request {'is overdue' if overdue else 'waits'}{' in the other runs' if unread else ''}."
-    return Answer(listed, shown if waiting else none, code=code)
+    return Answer(listed, *(lines or [none]), code=code)
 
 
-def _show_public(record: list[sifu.PublicRequest]) -> Answer:
-    shown = table("-number", "status", "-clients", "-records", "received", "until", "finished", "level")
-    for request in record:
-        shown.add_row(
-            str(request.number),
-            request.status,
-            str(request.clients),
-            str(request.records or "all"),
-            request.received,
-            request.deadline + (" overdue" if request.overdue else ""),
-            request.finished or "-",
-            request.level or "-",
-        )
-    return Answer({"requests": [asdict(request) for request in record]}, shown)
+def _show_public(listed: list[Request]) -> Answer:
+    values = [request.to_public_mapping() for request in listed]
+    shown = table(*(f"-{name}" if name in ("number", "clients", "records") else name for name in PUBLIC))
+    for row in values:
+        shown.add_row(*(str(row[name] or "-") for name in PUBLIC))
+    return Answer({"requests": values}, shown)
 
 
 def _examine(run: sifu.Run, request: str) -> None:
@@ -156,49 +140,29 @@ def decide(
             "ingest it soon."
         )
         return Answer(values | {"posted": True}, sentence)
-    missing = opened.request_record(request).status.approvals_missing
+    missing = opened.request_record(request).approvals_missing
     more = f" It needs {approvals_words(missing)}." if status == "approved" and missing else ""
     sentence = f"Request {request} {'is' if decided == 'recorded' else 'was already'} {status}.{more}"
     return Answer(values | {"approvals_missing": missing}, sentence)
 
 
-def _show(
-    records: dict[sifu.Run, list[sifu.RequestRecord]], identities: Sequence[str] = (), besides: str = ""
-) -> Answer:
+def _show(records: dict[sifu.Run, list[Request]], identities: Sequence[str] = (), besides: str = "") -> Answer:
     from sifu.api.submitted import submitted
-    from sifu.core.request_terms import terms_words
 
-    def show() -> None:
-        for run, of_run in records.items():
-            if len(records) > 1:
-                out.print(f"[bold]{escape(str(run.folder))}[/]")
-            for record in of_run:
-                status = record.status
-                late = " [bold red]overdue[/]" if status.overdue else ""
-                whom = whom_text(status.clients, status.records)
-                out.print(f"[bold]{status.request}[/]: {whom}; until {status.deadline[:10]}{late}")
-                if status.failure:
-                    out.print(f"  [bold red]failed:[/] {escape(status.failure)}")
-                if status.approvals_missing:
-                    out.print(f"  needs {approvals_words(status.approvals_missing)}")
-                out.print(f"  terms {status.terms_digest[:12]}: {escape(terms_words(status.terms.to_mapping()))}")
-                if identities:
-                    out.print(f"  identities: {', '.join(identities)}", markup=False)
-                if besides:
-                    out.print(f"  {besides}", markup=False)
-                for step in record.steps:
-                    why = f": {escape(step.reason)}" if step.reason else ""
-                    out.print(f"  {step.time} {step.status} by {escape(step.actor)}{why}")
-            if not of_run:
-                out.print("There are no requests.")
-            for message in submitted(run.folder):
-                out.print(f"{message.request} was submitted through the console and is not examined yet: ", end="")
-                out.print(f"sifu requests {run.folder} {message.request}", markup=False)
-
-    listed = [{"run": str(run.folder)} | record.to_mapping() for run in records for record in records[run]]
+    lines = []
+    for run, of_run in records.items():
+        lines += [f"{run.folder}:"] if len(records) > 1 else []
+        lines += [line for request in of_run for line in request.lines(identities, besides)]
+        lines += [] if of_run else ["There are no requests."]
+        lines += [
+            f"{message.request} was submitted through the console and is not examined yet: sifu requests "
+            f"{run.folder} {message.request}"
+            for message in submitted(run.folder)
+        ]
+    listed = [request.to_mapping() for of_run in records.values() for request in of_run]
     listed = [row | {"identities": list(identities)} for row in listed] if identities else listed
     listed = [row | {"also_left_out": besides} for row in listed] if besides else listed
-    return Answer({"requests": listed}, show)
+    return Answer({"requests": listed}, *lines)
 
 
 def certificate(

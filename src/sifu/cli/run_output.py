@@ -151,10 +151,7 @@ def _print_inbox(run: Run, status: RunStatus) -> None:
 
 def _print_requests(run: Run, status: RunStatus, everything: bool) -> None:
     if status.requests:
-        settled = [
-            request for request in status.requests if request.finished or request.status in ("refused", "withdrawn")
-        ]
-        hidden = [] if everything else settled[:-FEW]
+        hidden = [] if everything else [request for request in status.requests if request.settled][:-FEW]
         shown = table("request", "status", "until", "clients", "-epsilon", "-sigma", "level", title="\nRequests")
         for request in status.requests:
             if request in hidden:
@@ -164,7 +161,7 @@ def _print_requests(run: Run, status: RunStatus, everything: bool) -> None:
                 request.status,
                 request.deadline[:10] + (" [bold red]overdue[/]" if request.overdue else ""),
                 whom_text(request.clients, request.records, 2),
-                number(request.epsilon),
+                "-" if status.closed_form or request.terms is None else number(request.terms.epsilon),
                 request.sigma if isinstance(request.sigma, str) else number(request.sigma),
                 level_text(request.level or "-"),
             )
@@ -177,8 +174,7 @@ def _print_requests(run: Run, status: RunStatus, everything: bool) -> None:
         for request in status.requests:
             if request.failure:
                 out.print(f"[bold red]{request.request} failed:[/] {escape(request.failure)}")
-        waiting = sum(request.status in ("received", "verified", "planned") for request in status.requests)
-        waiting -= len(lacking)
+        waiting = sum(request.waits for request in status.requests) - len(lacking)
         if waiting and status.phase == "ready":
             out.print(f"{waiting} to be executed: use {way_to_go_on(run.spec, 'ready')}.")
     left = [line.left / line.budget for line in status.budgets if line.budget > 0 and line.used > 0]
@@ -261,7 +257,7 @@ def _unapproved_lines(run: Run) -> list[str]:
     return [
         f"Request {status.request} needs {approvals_words(status.approvals_missing)}, not by {status.filed_by}, who "
         f"filed it: sifu decide {run.folder} {status.request} approve --actor NAME"
-        for status in (record.status for record in run.request_records())
+        for status in run.request_records()
         if status.approvals_missing
     ][:MOST_CLIENTS]
 

@@ -103,7 +103,7 @@ def request(
     held = opened.committed(received, nonces) if nonces else {}
     _show_nonces(held)
     status = opened.request_status(received)
-    recorded = None if status == "posted" else opened.request_record(received).status
+    recorded = None if status == "posted" else opened.request_record(received)
     if recorded is None:
         standing = "waits in the inbox of the running server, which will ingest it soon."
     elif status == "done":

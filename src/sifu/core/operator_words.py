@@ -44,6 +44,15 @@ def unmasked_setting(data_name: str, what: str = "statistics") -> str:
     return f"masked_{what}=False" if data_name == LOOP else f"masked-{what} = false"
 
 
+def names_words(names: Sequence[str], most: int = 3) -> str:
+    """Return at most `most` names and the number of others.
+
+    >>> names_words(["a", "b", "c"], 1)
+    'a and 2 more'
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def forgotten_words(clients: Sequence[str], records: int | None) -> str:
     """Return the names of the clients that a request forgets, or the number of records and their client.
 

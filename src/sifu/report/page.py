@@ -140,13 +140,12 @@ def _request_row(request: ReportedRequest) -> Sequence[str]:
     went_back = "–" if request.rollback is None else _model_name(*request.rollback)
     if request.rollback is None and request.done:
         went_back = "fresh model"
-    waits = request.status in ("received", "verified", "planned")
     return (
         request.request,
         counted(request.records, "record") if request.records else counted(len(request.clients), "client"),
-        request.level or ("waiting" if waits else request.status),
-        f"{request.epsilon:g}",
-        f"{request.delta:g}",
+        request.level or request.status,
+        f"{request.terms.epsilon:g}",
+        f"{request.terms.delta:g}",
         words.number(request.noise_std, 4),
         words.number(certificate.get("psi"), 4),
         words.number(certificate.get("psi_star"), 4),

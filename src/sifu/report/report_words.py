@@ -46,7 +46,7 @@ def verdict(data: ReportData) -> str:
     done = data.done
     text = f"{_done_words(done)}." if done else ""
     running = sum(1 for request in data.requests if request.status == "running")
-    waiting = sum(1 for request in data.requests if request.status in ("received", "verified", "planned"))
+    waiting = sum(request.waits for request in data.requests)
     if running:
         text += " A request is being executed and is not certified yet."
     if waiting:
@@ -116,7 +116,7 @@ def promise(request: ReportedRequest) -> str:
     to_whom = f"If all that is marked as assumed holds, to {whom}" if request.level == "conditional" else f"To {whom}"
     return (
         f"{to_whom}: an attacker who sees {seen}, but not what came before, learns no more about whether the data "
-        f"was ever there than the budget ε = {request.epsilon:g}, δ = {request.delta:g} allows."
+        f"was ever there than the budget ε = {request.terms.epsilon:g}, δ = {request.terms.delta:g} allows."
     )
 
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sifu.api.status import RequestStatus, RunStatus
+from sifu.api.requests import Request
+from sifu.api.status import RunStatus
+from sifu.core.request_terms import RequestTerms
 from sifu.requests.outcome import Measured
 from sifu.store.projection import EvaluationRow, ModelRow
 from sifu.theory.arrays import Floats, Integers
@@ -52,14 +54,15 @@ class PsiPanel:
     held_back: str
 
 
-@dataclass(frozen=True)
-class ReportedRequest(RequestStatus):
+@dataclass(frozen=True, kw_only=True)
+class ReportedRequest(Request):
     """A request with its results so far: its source model, the rounds since, and the measurements.
 
     `noise_std` is None before noise is added. `certificate` is the body of the auditor's
     copy once it is issued.
     """
 
+    terms: RequestTerms
     noise_std: float | None
     rollback: tuple[int, int] | None
     rounds: int

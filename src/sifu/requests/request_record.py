@@ -1,4 +1,4 @@
-"""Records of requests for accountability: decisions, steps with time and actor, and a public record.
+"""Decisions on requests, and their certificates in words.
 
     received -> (verified) -> planned -> running -> done          each an event of the ledger with time and actor
     received, verified, planned -> refused or withdrawn           the client may take part again
@@ -9,8 +9,6 @@ Approvals (`store/given_approvals.py`) do not change the status; if the spec dem
 
 from __future__ import annotations
 
-import datetime
-from dataclasses import dataclass
 from typing import Any, get_args
 
 from sifu.choices import Decision
@@ -19,7 +17,6 @@ from sifu.core.method_info import CLOSED_FORM
 from sifu.core.observers import observers_in
 from sifu.core.operator_words import forgotten_words
 from sifu.errors import InputError
-from sifu.requests.deadlines import deadline_of, is_overdue
 from sifu.store.actors import actor_name, same_person
 from sifu.store.given_approvals import APPROVED, approvals_of
 from sifu.store.projection import ENDED, STATUS_AFTER, WAITING, NewEvent, RequestRow
@@ -131,70 +128,6 @@ def _check_approval(reader: RunReader, request: str, status: str, actor: str) ->
     if not approvals.may_approve(actor):
         raise InputError(f"{approvals.filed_by} filed request {request}, so another person must approve it")
     return True
-
-
-@dataclass(frozen=True)
-class RequestStep:
-    """A step in the life cycle of a request; the reason is empty if none was given."""
-
-    status: str
-    time: str
-    actor: str
-    reason: str
-
-
-def history_of(reader: RunReader, request: str) -> list[RequestStep]:
-    """Return all steps in the life cycle of a request."""
-    return [
-        RequestStep(
-            STEPS[event.kind], event.time, event.content.get("actor", "unknown"), event.content.get("reason", "")
-        )
-        for event in reader.events()
-        if event.kind in STEPS and request_of(event.kind, event.content) == request
-    ]
-
-
-@dataclass(frozen=True)
-class PublicRequest:
-    """A request without personal data: no names, no actors, and no id, because an id may reveal a name.
-
-    `records` counts the records to forget of one client. It is None if clients are forgotten entirely. Counts and dates
-    remain, so someone who knows when a request was made may recognise it.
-    """
-
-    number: int
-    status: str
-    clients: int
-    records: int | None
-    received: str
-    deadline: str
-    finished: str | None
-    overdue: bool
-    method: str
-    level: str | None
-    epsilon: float
-    delta: float
-
-
-def public_record(reader: RunReader, now: datetime.datetime) -> list[PublicRequest]:
-    """Return the requests without personal data, for publication."""
-    return [
-        PublicRequest(
-            number=number,
-            status=row.status,
-            clients=len(row.clients),
-            records=len(row.records) or None,
-            received=row.received[:10],
-            deadline=deadline_of(row).strftime("%Y-%m-%d"),
-            finished=row.finished[:10] if row.finished else None,
-            overdue=is_overdue(row, now),
-            method=row.method,
-            level=row.level,
-            epsilon=row.terms.epsilon,
-            delta=row.terms.delta,
-        )
-        for number, row in enumerate(reader.requests(), start=1)
-    ]
 
 
 def request_of(kind: str, content: dict[str, Any]) -> str:
