@@ -1,0 +1,156 @@
+"""Tamper suite: someone without the key changes any row, byte or file of a finished run, and both verifiers look at it.
+
+A change is caught by both, or only with a head that somebody kept, or it is listed as undetectable with the reason.
+All changes, one of every kind on every run first: python tests/test_tamper.py --log FILE [--slice I/N] [--most N]
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import long_form
+import runs
+import sifu
+import sifu_verifier
+import suite_setup  # noqa: F401  for the program
+from tampering import UNDETECTABLE, Change, changes_of, in_order, tables_of
+
+SAMPLE = 10
+"""Number of changes of each finished run in the short form."""
+
+
+def findings(folder: Path) -> list[str]:
+    """Return the problems that verification finds, or the sentence of the error that refuses the run."""
+    witness = runs.witness_of(folder)
+    try:
+        return list(sifu.verify_run(folder, heads=[witness] if witness.exists() else []).problems)
+    except sifu.SifuError as error:
+        return [str(error)]
+
+
+def outcome(folder: Path, change: Change) -> str:
+    """Return whether both verifiers catch a change of this folder, which the caller restores."""
+    if not change.apply(folder):
+        return "nothing changed"
+    try:
+        first = findings(folder)
+    except Exception as error:
+        return f"wrong: verification crashed, {type(error).__name__}: {error}"
+    second = sifu_verifier.verify(folder)  # it turns every error into a problem
+    if change.listed:
+        return "listed" if not first else "caught, though listed"
+    missed = [name for name, found in (("sifu", first), ("sifu_verifier", second)) if not found]
+    kind, name = change.name.split(" ")[:2]
+    if kind == "certificate" and not missed and _holds_alone(folder / name):
+        missed = ["verify_certificate"]
+    return f"wrong: not caught by {', '.join(missed)}" if missed else "caught"
+
+
+def _holds_alone(certificate: Path) -> bool:
+    try:
+        return sifu.verify_certificate(certificate).holds
+    except sifu.SifuError:
+        return False
+
+
+class Changed:
+    """A copy of a finished run that is restored after every change."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.folder = runs.own(name, folder)
+        self.kept = runs.run(name)
+
+    def outcome(self, change: Change) -> str:
+        """Return the outcome of a change, and restore the folder."""
+        try:
+            return outcome(self.folder, change)
+        finally:
+            shutil.rmtree(self.folder)
+            shutil.copytree(self.kept, self.folder, ignore=shutil.ignore_patterns("run.db-*"))
+
+
+@pytest.mark.parametrize("name", runs.BUILT_BY)
+def test_both_verifiers_accept_a_run_and_catch_its_changes(name: str, tmp_path: Path) -> None:
+    changed = Changed(name, tmp_path)
+    assert findings(changed.folder) == sifu_verifier.verify(changed.folder) == []
+    outcomes = {change.name: changed.outcome(change) for change in in_order(changes_of(changed.kept), name)[:SAMPLE]}
+    assert {name: found for name, found in outcomes.items() if found.startswith(long_form.WRONG)} == {}
+    assert sum(found == "caught" for found in outcomes.values()) >= SAMPLE // 2
+
+
+@pytest.mark.parametrize("name", ["requests", "groups", "closed_form"])
+def test_an_earlier_state_is_caught_only_with_a_later_head(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, earlier = runs.own(name, tmp_path), runs.run(name)
+    monkeypatch.setenv("SIFU_WITNESS", str(runs.witness_of(folder)))
+    run = sifu.open_run(folder)
+    run.request([next(client.name for client in run.status().clients if client.state == "active")])
+    monkeypatch.delenv("SIFU_WITNESS")
+    assert findings(folder) == []
+    shutil.rmtree(folder)
+    shutil.copytree(earlier, folder)
+    assert sifu.verify_run(folder).problems == sifu_verifier.verify(folder) == []
+    assert findings(folder) != []
+
+
+def test_a_run_made_by_someone_else_is_caught_only_with_a_head(tmp_path: Path) -> None:
+    """Another operator trains the same clients: their run holds, and no kept certificate of the first is in it."""
+    ours, folder = runs.run("requests"), tmp_path / "run"
+    runs.requests(folder)
+    assert sifu.verify_run(folder).problems == sifu_verifier.verify(folder) == []
+    certificate = min((ours / "certificates").iterdir())
+    assert sifu.verify_run(ours, heads=[certificate]).problems == []
+    assert sifu.verify_run(folder, heads=[certificate]).problems != []
+    (key,) = sifu.open_run(ours).keys().public_keys
+    assert sifu.verify_run(folder, key.key).problems != []
+
+
+def test_folders_that_are_empty_may_be_missing(tmp_path: Path) -> None:
+    """Some programs unpack a copy of a run without them."""
+    folder = runs.own("requests", tmp_path)
+    empty = [path for path in folder.iterdir() if path.is_dir() and not any(path.iterdir())]
+    assert [path.rmdir() for path in empty]
+    assert findings(folder) == sifu_verifier.verify(folder) == []
+
+
+def test_the_finished_runs_fill_every_table() -> None:
+    found = [tables_of(runs.run(name)) for name in runs.BUILT_BY]
+    assert [
+        table.name for same in zip(*found, strict=True) for table in same[:1] if not any(t.rows for t in same)
+    ] == []
+
+
+def test_what_is_listed_is_tried() -> None:
+    names = {change.name for name in ("requests", "approvals") for change in changes_of(runs.run(name))}
+    assert [pattern for pattern in UNDETECTABLE if not fnmatch.filter(names, pattern)] == []
+
+
+def main() -> int:
+    """Try every change on every finished run."""
+    with tempfile.TemporaryDirectory(prefix="sifu-tamper-", dir=runs.run("trained").parents[1]) as folder:
+        changed = {name: Changed(name, Path(folder)) for name in runs.BUILT_BY}
+        ordered = {name: in_order(changes_of(runs.run(name)), name) for name in runs.BUILT_BY}
+        trials = {
+            f"{name}: {change.name}": (name, change)
+            for changes in itertools.zip_longest(*ordered.values())
+            for name, change in zip(ordered, changes, strict=True)
+            if change is not None
+        }
+
+        def attempt(trial: str) -> str:
+            name, change = trials[trial]
+            return changed[name].outcome(change)
+
+        return long_form.work_off("tamper", list(trials), attempt, __doc__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
