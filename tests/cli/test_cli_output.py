@@ -89,13 +89,17 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert ended.stdout.strip() == "[]"
 
 
-def test_commands_that_only_read_a_run_do_without_torch(trained_run: Path) -> None:
-    """Commands that only read a run work in a process in which importing torch fails; they start in half the time."""
-    folder = str(trained_run)
+def test_commands_that_only_read_a_run_do_without_torch(run_with_requests: Path, tmp_path: Path) -> None:
+    """Commands that only read work in a process in which importing torch fails; they start in half the time."""
+    folder, spec = str(run_with_requests), str(tmp_path / "spec.toml")
     commands = [
         ["status", folder],
-        ["plan", folder, "--clients", "client-003"],
+        ["init", spec],
+        ["plan", spec],
+        ["plan", folder, "--clients", "client-007"],
         ["verify", folder],
+        ["verify", f"{folder}/certificates/strictly.public.json"],
+        ["certificate", folder, "strictly", "--all"],
         ["requests", folder],
     ]
     program = f"""

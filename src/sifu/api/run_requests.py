@@ -29,7 +29,7 @@ from sifu.store import keys
 from sifu.store.given_approvals import approvals_needed, check_approved, unapproved
 from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, plain_name, plain_names
-from sifu.store.release_files import released_model, released_node, releases
+from sifu.store.release_files import released_model, released_node
 from sifu.store.writer import RunWriter
 
 CertificateForm = Literal["public", "auditor"]
@@ -140,7 +140,6 @@ class Updated:
         left_out: Clients that pending requests leave out.
         executed: Requests for records that were executed first.
         rebuilt: Number of groups that were trained again.
-        published: True if a head was released with noise (`release.noise`).
     """
 
     rounds: int
@@ -149,13 +148,11 @@ class Updated:
     left_out: tuple[str, ...]
     executed: tuple[str, ...]
     rebuilt: int
-    published: bool
 
 
 def bring_up_to_date(writer: RunWriter, engines: RunEngines, progress: ProgressCallback | None) -> Updated:
     """Solve until the released model contains all clients that it should, and rebuild groups (see `Run.update`)."""
     ingest(writer)
-    before = len(releases(writer))
     worker = Worker(writer, engines.current(), progress, engines=engines)
     executed = worker.execute_records()
     view = RunView(writer)
@@ -170,7 +167,6 @@ def bring_up_to_date(writer: RunWriter, engines: RunEngines, progress: ProgressC
         tuple(plain_name(writer, client) for client in sorted(view.left_out)),
         tuple(executed),
         rebuilt,
-        len(releases(writer)) > before,
     )
 
 

@@ -128,8 +128,6 @@ def update(run: RunArgument, device: DeviceOption = "auto") -> Answer:
     back = f", again with {names_text(updated.returned, escaped=False)}" if updated.returned else ""
     changed = f"The released model is that of {updated.clients} clients now{back}."
     lines.append(changed if updated.rounds or updated.executed else "The released model is up to date.")
-    if updated.published:
-        lines.append("The head was published with noise.")
     if updated.rebuilt:
         lines.append(f"Groups trained again: {updated.rebuilt}.")
     if updated.left_out:
