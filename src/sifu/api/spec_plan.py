@@ -27,6 +27,10 @@ class SpecPlan:
     reason: str
     notes: tuple[str, ...]
 
+    def lines(self) -> list[str]:
+        """Return the plan as text."""
+        return [f"Use {self.row}: {self.reason}.", *(f"Note: {note}." for note in self.notes)]
+
 
 def plan_spec(spec: Spec) -> SpecPlan:
     """Return the row that applies to a spec; its data are read, and nothing is trained."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from sifu.api import Outcome, train
 from sifu.cli.output import Answer, Format, RoundsProgress, out, percent
-from sifu.cli.plans import print_plan
 from sifu.cli.run_output import outcome_values, outcomes_table
 from sifu.core.spec import Spec
 from sifu.errors import VerificationError
@@ -76,7 +75,8 @@ def run_demo(folder: Path | None) -> Answer:
     for number, (clients, from_scratch) in enumerate(zip(REQUESTS, scratch_rounds, strict=True)):
         say(f"[bold]   Forget[/]  request {number + 1} of {len(REQUESTS)}")
         if not as_json:
-            print_plan(run.plan(clients, method="sifu"), everything=False)
+            for line in run.plan(clients, method="sifu").lines():
+                out.print(line, markup=False)
         with RoundsProgress() as progress:
             outcome = run.forget(clients, method="sifu", progress=progress)[0]
         outcomes.append(outcome)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,19 +48,20 @@ def plan(
     Changes nothing. With --all, also shows why other methods are refused, and every assumption. Of a spec, shows before
     training which row of the README's table of methods applies, and why.
     """
-    from sifu.cli.plans import show_plan, show_spec_plan
-
     if run.is_file():
         from sifu.api.spec_plan import plan_spec
 
         if clients is not None or records is not None or terms:
             raise InputError("a spec is planned without clients and terms: set them with --set privacy.KEY=VALUE")
-        return show_spec_plan(run, plan_spec(sifu.load_spec(run, settings or [])))
+        row = plan_spec(sifu.load_spec(run, settings or []))
+        return Answer(asdict(row), *row.lines(), f"Next: sifu train {run} --run my-run")
     if clients is None:
         raise InputError("name the clients to forget: --clients A,B")
     opened = sifu.Run(run)
     _add_records(terms, clients, records, run)
-    return show_plan(opened.plan(client_names(clients), **terms), everything)
+    planned = opened.plan(client_names(clients), **terms)
+    end = "Nothing was changed." + ("" if everything else " More with --all.")
+    return Answer(planned.to_mapping, *planned.lines(everything), end)
 
 
 @takes_terms

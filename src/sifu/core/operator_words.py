@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -51,6 +51,22 @@ def names_words(names: Sequence[str], most: int = 3) -> str:
     'a and 2 more'
     """
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Return rows of text as lines of aligned columns; the columns numbered in `right` are aligned right.
+
+    >>> aligned([("method", "rounds"), ("scratch", "9")], right=[1])
+    ['method   rounds', 'scratch       9']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def forgotten_words(clients: Sequence[str], records: int | None) -> str:

@@ -10,18 +10,30 @@ guarantee. The certificate's promise holds for the plan that was executed, inclu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from sifu.choices import LEVELS, Level
-from sifu.core.method_info import METHOD_INFOS, attacker_rate, delta_of_budget, delta_of_charges
+from sifu.core.ledger import finite_or_text
+from sifu.core.method_info import CLOSED_FORM, METHOD_INFOS, attacker_rate, delta_of_budget, delta_of_charges
 from sifu.core.observers import BeforeAfter, Observers, observers_of
-from sifu.core.premises import Premise
+from sifu.core.operator_words import aligned, forgotten_words, names_words
+from sifu.core.premises import Premise, premises_that_count
 from sifu.core.request_terms import RequestTerms
 from sifu.theory.rollback import Subject
 
 SHORTER = 2.0
 """Factor by which another method must need fewer rounds to be chosen instead of an exact one."""
+
+
+def rounds_words(rounds: int | None) -> str:
+    """Return a number of rounds as text.
+
+    >>> rounds_words(None), rounds_words(0), rounds_words(12)
+    ('unknown', 'none', '12')
+    """
+    return "unknown" if rounds is None else str(rounds or "none")
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,14 @@ class MethodOption:
     source_rounds: int | None = None
     noise_std: float = 0.0
     may_be_chosen: bool = True
+
+    def row(self, mark: str) -> tuple[str, str, str, str]:
+        """Return the method with a mark, its level, the model it starts from, and its rounds, as text."""
+        start = "a fresh model" if self.source_rounds is None else f"round {self.source_rounds}"
+        if self.method == CLOSED_FORM:
+            start = "kept statistics"
+        noise = f", noise {self.noise_std:.4g}" if self.noise_std else ""
+        return self.method + mark, self.level, start + noise, rounds_words(self.rounds)
 
 
 @dataclass(frozen=True)
@@ -129,17 +149,6 @@ def reason_of(method: str, compared: Sequence[MethodOption], least: Level) -> st
     return f"{method}: the fewest rounds of level {least} or better{more}"
 
 
-def rounds_words(rounds: int | None) -> str:
-    """Return an expected number of rounds as text.
-
-    >>> rounds_words(None), rounds_words(0), rounds_words(1), rounds_words(12)
-    ('unknown', 'none', '1', 'about 12')
-    """
-    if rounds is None:
-        return "unknown"
-    return "none" if rounds == 0 else f"about {rounds}" if rounds > 1 else "1"
-
-
 @dataclass(frozen=True)
 class PlannedCharge:
     """Budget that the noise of a plan costs one subject."""
@@ -169,7 +178,8 @@ class Plan:
         charges: Subjects that the noise is charged to, new subjects first.
         premises: Premises of the certificate.
         level: Level of the certificate.
-        rounds: Expected rounds to the target, or None if unknown.
+        rounds: Expected rounds to the target, or None if unknown. Without a target, the rounds that always run.
+        target: Accuracy at which retraining stops, or 0 without a target.
         notes: Remarks for the operator.
         untouched: True if no subject to hide influenced the source, and no reply of the clients was refused on the path
             to the source.
@@ -194,6 +204,7 @@ class Plan:
     premises: tuple[Premise, ...]
     level: Level
     rounds: int | None
+    target: float = 0.0
     notes: tuple[str, ...] = ()
     untouched: bool = False
     ways: tuple[MethodOption, ...] = ()
@@ -221,3 +232,90 @@ class Plan:
         """Guarantees against an observer of later releases, and against an observer who kept earlier releases."""
         rate = attacker_rate(self.level, self.multiplier)
         return observers_of(self.level, rate, self.before_after, untouched=self.untouched)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the plan as plain values, ready for JSON; an unbounded Psi becomes the string "inf"."""
+        terms, auto = self.terms, self.auto
+        same = ("level", "delta_at_most", "delta_reached", "psi_star", "wanted_node", "rounds", "target", "notes")
+        return {
+            "clients": list(terms.clients),
+            "records": len(terms.records) or None,
+            **{name: getattr(terms, name) for name in ("method", "epsilon", "delta")},
+            **{name: getattr(self, name) for name in same},
+            "sigma": self.noise_std,
+            "psi": finite_or_text(self.psi),
+            "rollback_to": self.source_rounds,
+            "node": self.source_node,
+            "rounds_so_far": self.tip_rounds,
+            "attacker_true_positive_rate_at_1_percent": attacker_rate(self.level, self.multiplier),
+            "observers": asdict(self.observers),
+            "charges": [
+                {"psi": finite_or_text(charge.psi), "charge": charge.charge}
+                | {name: getattr(charge.subject, name) for name in ("subject", "clients", "budget", "used")}
+                for charge in self.charges
+            ],
+            "premises": [premise.in_words() for premise in self.premises],
+            "ways": [asdict(way) | {"allowed": not way.refused} for way in self.ways],
+            "chosen": terms.method,
+            "least_level": auto.least_level if auto else None,
+            "why": auto.reason if auto else None,
+        }
+
+    def lines(self, everything: bool = False) -> Iterator[str]:
+        """Yield the plan as text, without what does not apply; `everything` adds refused methods and all premises."""
+        terms = self.terms
+        whom = forgotten_words([names_words(terms.clients)], len(terms.records) or None)
+        together = ", each separately" if len(terms.clients) > 1 else ""
+        yield f"To forget {whom}{together}: method {terms.method}, level {self.level}."
+        yield from (f"  {line}" for line in aligned(list(self._facts())))
+        yield from self.observers.sentences
+        for status in ("assumed", "failed"):
+            premises = premises_that_count(self.premises, exact=self.untouched, fresh=self.source_node is None)
+            chosen = [premise for premise in premises if premise.status == status]
+            if everything:
+                yield from (f"{status} {premise.name}: {premise.statement}" for premise in chosen)
+            elif chosen:
+                yield f"{status}: {', '.join(premise.name for premise in chosen)}"
+        if others := [charge for charge in self.charges if charge.subject.order != self.order]:
+            yield f"It also uses budget of {len(others)} subject(s) forgotten earlier."
+        yield from (f"Note: {note}" for note in self.notes)
+        if self.auto is not None:
+            yield ""
+            rows = [way.row(" *" if way.method == terms.method else "") for way in self.ways if not way.refused]
+            yield from aligned([("method", "level", "starts from", "rounds"), *rows], right=[3])
+            yield f"auto chooses {self.auto.reason}."
+            refused = [way for way in self.ways if way.refused]
+            if everything:
+                yield from (f"Not possible: {way.method}. {way.refused}" for way in refused)
+            elif refused:
+                yield f"Not possible here: {', '.join(way.method for way in refused)}"
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        """Yield what would be done, each fact with its name."""
+        terms, back = self.terms, self.tip_rounds - self.source_rounds
+        if terms.method == CLOSED_FORM:
+            yield "solve again", "from the sum over the clients that stay, exact to the bit"
+            own = "none: the client alone sends its statistics again, without these records"
+            kept = own if terms.records else "none: no client is contacted"
+            yield "rounds", kept if self.rounds == 0 else "1: remaining clients send their statistics"
+        else:
+            if self.source_node is None:
+                yield "start from", "a fresh initial model"
+            elif terms.method == "groups":
+                yield "start from", "the merge of the groups without a forgotten client"
+            else:
+                name = "roll back to" if back else "start from"
+                yield name, f"round {self.source_rounds} of {self.tip_rounds}, {back or 'nothing'} undone"
+            if self.noise_std:
+                hides = f"hides Psi up to {self.psi_star:.4g}; theirs is {self.psi:.4g}"
+                yield "add noise", f"sigma {self.noise_std:.4g} {hides}"
+            about = "unknown" if self.rounds is None else f"about {self.rounds}"
+            reach = f"{about}, to {100 * self.target:g} % on training data"
+            yield "rounds", reach if self.target > 0 else f"{self.rounds}, as there is no target"
+        if terms.records:
+            yield "afterwards", f"{terms.clients[0]} stays with its remaining records"
+        if not self.untouched and self.level != "none":
+            later = f"at most {self.delta_at_most:.5g} with later ones, at epsilon {terms.epsilon:g}"
+            yield "delta", f"{self.delta_reached:.5g} by this release, {later}"
+        if terms.retention == "strict":
+            yield "erased", "every earlier model that they influenced, including those before that round"
