@@ -171,7 +171,7 @@ def test_what_cannot_be_recomputed_is_said(tmp_path: Path) -> None:
 def test_the_line_of_a_release_says_equal_only_of_equal_models() -> None:
     same = ExactAudit("r1", ("client-001",), "1f", "1f")
     assert exact_words(same) == "equals the model trained without them, to the bit"
-    assert exact_words(replace(same, without=None)) == "was not compared with the model trained without them"
+    assert "not compared" in exact_words(replace(same, without=None))
     other = exact_words(replace(same, without="another model"))
     assert "equals" not in other
     assert "contradictions" in other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -107,10 +108,11 @@ def print_report(report: AuditReport) -> None:
             out.print(f"  [red]![/] {escape(sentence)}")
     for sentence in report.observations:
         out.print(f"[yellow]Not certified, and does not hold:[/] {escape(sentence)}")
-    nodes = sum(len(subject.nodes) for subject in report.subjects)
+    nodes = sum(node.psi is not None and math.isfinite(node.psi) for each in report.subjects for node in each.nodes)
+    compared = sum(release.without is not None for release in report.exact)
     out.print(
-        f"{report.nodes_replayed} nodes replayed with and without {len(report.subjects)} subject(s): {nodes} distances "
-        "compared with Psi"
+        f"{report.nodes_replayed} models replayed with and without what left; {nodes} distances compared with Psi, "
+        f"{compared} of {len(report.exact)} exact releases with the model trained without"
     )
     _print_subjects(report)
     if report.noise:
@@ -126,7 +128,7 @@ def print_report(report: AuditReport) -> None:
 def exact_words(release: ExactAudit) -> str:
     """Return a clause on how an exact release compares with the model trained without its clients."""
     if release.without is None:
-        return "was not compared with the model trained without them"
+        return "was not compared: it was erased since, or nobody can train that model without them here"
     if not release.same_model:
         return "differs in its bits from the model trained without them, see the contradictions and the notes"
     summed = ", and so does the sum over the remaining clients" if release.sum_recorded and release.same_sum else ""
