@@ -12,14 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sifu.choices import Level
-from sifu.core.certificate_words import exact_words, guarantee_of, not_covered_by, what_was_erased, words_of
+from sifu.core.certificate_words import (
+    Certificate,
+    exact_words,
+    guarantee_of,
+    not_covered_by,
+    what_was_erased,
+    words_of,
+)
 from sifu.core.ledger import canonical_json
 from sifu.core.method_info import attacker_rate
 from sifu.core.operator_words import psi_words
 from sifu.core.premises import Premise
 from sifu.core.request_terms import RequestTerms
 from sifu.requests.certification import FIELDS, FORMAT, MODELS, STATED_TERMS, SubjectStatement, public_form
-from sifu.requests.request_record import plain_answer
 
 FORBIDDEN_WORDS = ("psi", "drift", "beta", "node", "digest", "hash", "nonce", "smoothness", "confidential")
 ROW = 7_654_321
@@ -248,7 +254,7 @@ def said_by(body: Body) -> str:
     """Return all sentences of a certificate for people, in lower case, without the premises."""
     said = words_of(body)
     lines = [said.guarantee, *said.observers.sentences, *said.not_covered, said.erased, said.remains]
-    return " ".join([*lines, *plain_answer(body)]).lower()
+    return " ".join([*lines, *Certificate("public", body, "", "").lines(everything=True)]).lower()
 
 
 NOISE_WORDS = (

@@ -10,7 +10,6 @@ import pytest
 import sifu
 from sifu.choices import Level
 from sifu.core.observers import NOT_PROTECTED, BeforeAfter, observers_in, observers_of
-from sifu.requests.request_record import in_short, plain_answer
 
 ROOT = Path(__file__).parents[2]
 BODY = {"attacker_true_positive_rate_at_1_percent": 0.01}
@@ -44,9 +43,9 @@ def test_plans_and_certificates_of_a_run_state_both(tmp_path: Path) -> None:
     plan = run.plan(["client-002"])
     (outcome,) = run.forget(["client-002"])
     assert (plan.level, outcome.level) == ("exact", "exact")
-    body = run.certificate(outcome.request).body
-    for lines in (plain_answer(body), in_short(body)):
-        assert set(plan.observers.sentences) <= set(lines)
+    certificate = run.certificate(outcome.request)
+    for everything in (False, True):
+        assert set(plan.observers.sentences) <= set(certificate.lines(everything))
 
 
 def test_the_readme_and_the_guides_name_both_observers() -> None:

@@ -102,7 +102,7 @@ def test_the_page_names_every_request_its_level_and_its_clients(
             assert client in page.text
     for request in data.done:
         assert request.certificate is not None
-        words = words_of(request.certificate)
+        words = request.certificate.words
         for sentence in (*words.not_covered, words.guarantee, *(premise.statement for premise in words.premises)):
             assert sentence in page.text
 

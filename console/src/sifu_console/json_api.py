@@ -193,7 +193,7 @@ def verify(visit: Visiting, run: RunOf) -> Response:
 @router.get("/runs/{run}/requests/{number:int}/certificate")
 def certificate(visit: Visiting, run: RunOf, number: int) -> Response:
     """Return the public certificate of a request."""
-    return answer(run.certificate(visit.who, number))
+    return answer(run.certificate(visit.who, number).to_mapping())
 
 
 router.get("/runs/{run}/requests/{number:int}/bundle")(bundle)

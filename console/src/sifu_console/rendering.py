@@ -13,9 +13,16 @@ from markupsafe import Markup, escape
 from sifu.choices import terms_on_offer
 from sifu.core.observers import observers_of
 from sifu.planning.plan import rounds_words
-from sifu.report.report_words import LEVEL_WORDS, moment, number, templates
+from sifu.report.report_words import moment, number, templates
 from sifu.version import __version__
 from sifu_console.live import Live
+
+LEVEL_WORDS = {
+    "exact": "Exact: the forgotten data have no influence on the models released from this request on.",
+    "proven": "Proven: every premise of the theorem is met; what clients report about themselves is trusted.",
+    "conditional": "Conditional: the guarantee holds if what is marked as assumed is true.",
+    "none": "No guarantee: at least one premise does not hold.",
+}
 
 
 @functools.cache

@@ -15,7 +15,6 @@ from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError
 from sifu.requests.filing import usual_terms
-from sifu.requests.request_record import plain_answer
 from sifu.run.clients_and_engine import executed_elsewhere
 from sifu.store.actors import same_person
 from sifu_console.asking import RunOf, Visit, Visiting, terms_given
@@ -33,7 +32,7 @@ def show_request(visit: Visiting, run: RunOf, number: int) -> Response:
     numbered, spec = run.request(who, number), run.run.spec
     status, terms = numbered.record, cast("RequestTerms", numbered.record.terms)  # known of all in the ledger
     usual, waits = usual_terms(spec, status.clients), status.waits
-    plan, others, body, refusal = None, None, None, ""
+    plan, others, certificate, refusal = None, None, None, ""
     if waits and who.may("see"):
         try:
             plan = run.plan_of(who, status.request)
@@ -45,7 +44,7 @@ def show_request(visit: Visiting, run: RunOf, number: int) -> Response:
     # Requesters may name row numbers, but may not see the identities of these rows.
     identities = run.identities(who, status.request) if who.may("see") else ()
     if status.status == "done":
-        body = run.certificate(who, number)["body"]
+        certificate = run.certificate(who, number)
     return show(
         "request.html",
         visit.visitor,
@@ -61,8 +60,8 @@ def show_request(visit: Visiting, run: RunOf, number: int) -> Response:
         terms=_terms_in_words(terms, spec, identities),
         usual=_terms_in_words(usual, spec),
         changed=[name for name in terms_on_offer() if getattr(terms, name) != getattr(usual, name)],
-        answer=_certificate_words(body) if body else None,
-        body=body,
+        answer=_paragraphs(certificate.lines(everything=True)) if certificate else None,
+        body=certificate.body if certificate else None,
         live=run.live() if who.may("see") else None,
         jobs=[job for job in run.jobs.of_run(run.key) if job.request == status.request][:1],
         own=same_person(who.name) == same_person(status.filed_by),
@@ -99,10 +98,10 @@ def _terms_in_words(terms: RequestTerms, spec: Spec, identities: Sequence[str] =
     return words
 
 
-def _certificate_words(body: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """Return the plain answer to the client as paragraphs, each with its list items."""
+def _paragraphs(lines: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return the lines of a certificate as paragraphs, each with its list items."""
     paragraphs: list[tuple[str, list[str]]] = []
-    for line in plain_answer(body):
+    for line in lines:
         if line.startswith("- ") and paragraphs:
             paragraphs[-1][1].append(line[2:])
         else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from sifu.api import Plan, Run, RunStatus
+from sifu.api import Certificate, Plan, Run, RunStatus
 from sifu.api.requests import POSTED, Request, pending_requests
 from sifu.api.submitted import check_share, content_of, examine, refuse, submitted
 from sifu.choices import TermsGiven
@@ -345,9 +345,9 @@ class ServedRun:
         request = self.request(who, number).record.request
         return f"{request}.bundle.json", bundle_bytes(self.folder, request)
 
-    def certificate(self, who: Token, number: int) -> dict[str, Any]:
+    def certificate(self, who: Token, number: int) -> Certificate:
         """Return the public certificate of a request."""
-        return self.run.certificate(self.request(who, number).record.request).to_mapping()
+        return self.run.certificate(self.request(who, number).record.request)
 
     def trail(self, who: Token, kind: str, most: int) -> tuple[list[dict[str, Any]], int]:
         """Return the latest events of the ledger and the total number of events.

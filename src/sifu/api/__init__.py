@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 from sifu.api.evaluation import Evaluated
 from sifu.api.requests import Request, RequestStep
 from sifu.api.run import NamedKey, OperatorKeys, Run
-from sifu.api.run_requests import Certificate
 from sifu.api.run_search import find_runs, pending_requests
 from sifu.api.safekeeping import Restoration, restore
 from sifu.api.spec_file import load_spec
 from sifu.api.start_run import open_run, train
 from sifu.api.status import ClientStatus, RunStatus
+from sifu.core.certificate_words import Certificate
 from sifu.export.exported_models import load_model
 from sifu.planning.plan import Plan
 from sifu.requests.erasure import Purge

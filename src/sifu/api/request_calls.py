@@ -12,8 +12,6 @@ from typing import Any, Unpack
 from sifu.api.requests import POSTED, Request, requests_of
 from sifu.api.run_folder import RunFolder
 from sifu.api.run_requests import (
-    Certificate,
-    CertificateForm,
     check_not_settled,
     check_signed,
     execute,
@@ -21,6 +19,7 @@ from sifu.api.run_requests import (
     with_plain_names,
 )
 from sifu.choices import Decided, TermsGiven
+from sifu.core.certificate_words import Certificate, CertificateForm
 from sifu.core.record_commitments import record_commitment
 from sifu.data.read_once import reading_once
 from sifu.errors import InputError

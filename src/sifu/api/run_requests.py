@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from sifu.choices import LEVELS, TermsGiven
 from sifu.core.operator_words import TABLE
@@ -31,22 +31,6 @@ from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, plain_name, plain_names
 from sifu.store.release_files import released_model, released_node
 from sifu.store.writer import RunWriter
-
-CertificateForm = Literal["public", "auditor"]
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """A signed certificate: its statements in `body`, the operator's key, and the signature over the body."""
-
-    form: CertificateForm
-    body: dict[str, Any]
-    public_key: str
-    signature: str
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return the content of the certificate's file."""
-        return {"body": self.body, "public_key": self.public_key, "signature": self.signature}
 
 
 def execute(

@@ -19,7 +19,7 @@ from sifu.cli.options import (
     collect_run,
     option,
 )
-from sifu.cli.output import Answer, out, table
+from sifu.cli.output import Answer, table
 from sifu.core.operator_words import approvals_words
 from sifu.errors import InputError, SifuError
 
@@ -181,8 +181,6 @@ def certificate(
     --format json prints the signed file. --bundle verifies the run and writes one file to hand out: it names nobody
     else and holds no private key; sifu verify checks it.
     """
-    from sifu.requests.request_record import auditor_lines, in_short, plain_answer
-
     opened = sifu.Run(run)
     if bundle is not None:
         path = opened.write_bundle(request, bundle)
@@ -190,12 +188,5 @@ def certificate(
             {"bundle": str(path), "request": request}, f"Wrote {path}, which anybody checks with sifu verify."
         )
 
-    def show() -> None:
-        body = opened.certificate(request).body
-        lines = plain_answer(body) if public or everything else in_short(body)
-        if everything and not public:
-            lines += ["", *auditor_lines(opened.certificate(request, "auditor").body)]
-        for line in lines:
-            out.print(line, markup=False)
-
-    return Answer(lambda: opened.certificate(request, "public" if public else "auditor").to_mapping(), show)
+    shown = opened.certificate(request, "public" if public else "auditor")
+    return Answer(shown.to_mapping, *shown.lines(everything or public))

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from sifu.choices import Retention
 from sifu.core.method_info import CLOSED_FORM, method_info
 from sifu.core.observers import Observers, observers_in
+from sifu.core.operator_words import forgotten_words
 from sifu.core.premises import Premise
 from sifu.core.request_terms import BUDGET_TERMS, ROUND_TERMS, terms_words
 
@@ -229,10 +230,73 @@ def what_was_erased(
     return erased, remains
 
 
+CertificateForm = Literal["public", "auditor"]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A signed certificate: its statements in `body`, the operator's key, and the signature over the body."""
+
+    form: CertificateForm
+    body: dict[str, Any]
+    public_key: str
+    signature: str
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the content of the certificate's file."""
+        return {"body": self.body, "public_key": self.public_key, "signature": self.signature}
+
+    @property
+    def words(self) -> CertificateWords:
+        """Sentences for the fields of the certificate."""
+        return words_of(self.body)
+
+    def lines(self, everything: bool = False) -> list[str]:
+        """Return the answer to the client in plain language.
+
+        Args:
+            everything: True for all sentences, and for the figures and premises of an auditor's certificate.
+        """
+        body, words = self.body, self.words
+        lines = [
+            f"The request {body['request']} to forget {forgotten_words(body['clients'], body['records'])}, received on "
+            f"{body['received'][:10]}, was executed on {body['carried_out'][:10]}.",
+            *words.promise,
+        ]
+        assumed = words.premises_that_are("assumed") if body["level"] == "conditional" else []
+        if not everything:
+            told = f"{len(assumed)} assumption{'' if len(assumed) == 1 else 's'} without a proof, " if assumed else ""
+            more = f"{told}what was erased, what is kept, and {len(words.not_covered)} things that are not covered"
+            return [f"Level {body['level']}, method {body['method']}.", *lines, f"With --all: {more}."]
+        if assumed:
+            lines += ["The assumptions, which are not proven:", *(f"- {sentence}" for sentence in assumed)]
+        lines += [f"Erased: {words.erased}", f"Kept: {words.remains}", "Not covered:"]
+        lines += [*(f"- {sentence}" for sentence in words.not_covered), f"Terms asked for: {terms_asked_for(body)}."]
+        return lines if self.form == "public" else [*lines, "", *self._auditor_lines()]
+
+    def _auditor_lines(self) -> list[str]:
+        """Return the statements that the public certificate lacks."""
+        body = self.body
+        budget = f", epsilon {body['epsilon']:g}, delta {body['delta']:g}" if needs_budget(body) else ""
+        lines = [f"For auditors, confidential: level {body['level']}, method {body['method']}{budget}."]
+        psi, limit = body["psi"], body["psi_star"]
+        if isinstance(psi, int | float) and isinstance(limit, int | float) and limit > 0:
+            lines.append(
+                "Psi bounds the clients' influence on the model that training resumed from, if the assumptions below "
+                f"hold: {psi:.4g}. Noise of standard deviation {float(body['sigma']):.4g} hides up to Psi* = "
+                f"{limit:.4g}."
+            )
+        if body["method"] != CLOSED_FORM:  # a solve has no rounds of retraining
+            lines.append(f"Rounds of retraining: {body['rounds']}.")
+        lines += [f"- {premise.status}: {premise.statement}" for premise in self.words.premises]
+        return [*lines, f"Signed over event {body['ledger']['seq']} of the ledger; issued {body['issued']}."]
+
+
 @dataclass(frozen=True)
 class CertificateWords:
-    """Sentences of a certificate."""
+    """Sentences of a certificate; `promise` says in plain language what was done and what observers can learn."""
 
+    promise: list[str]
     guarantee: str
     observers: Observers
     not_covered: list[str]
@@ -248,6 +312,25 @@ class CertificateWords:
 def has_noise(body: Mapping[str, Any]) -> bool:
     """Return whether a certificate's guarantee depends on noise, added to a model or to releases."""
     return float(body["sigma"]) > 0.0 or body.get("before_after") is not None
+
+
+def _promise(body: Mapping[str, Any]) -> list[str]:
+    """Return sentences on the execution of the request, and on what it means for observers."""
+    clients, level, records = len(body["clients"]), body["level"], body["records"]
+    lines = [what_was_done(body)]
+    if records is not None and body["method"] != CLOSED_FORM:
+        lines.append(
+            "All that the participant had contributed before was forgotten, too; it takes part again with the records "
+            "it has left."
+        )
+    if level == "exact":
+        lines.append(f"{exact_words(whom_words(clients, None), body['method'], records)}.")
+    if level == "none":
+        whose = "these participants'" if clients > 1 else "this participant's"
+        lines.append(
+            f"Nothing is guaranteed ({body['method']}): it is unknown how much of {whose} data is still in the model."
+        )
+    return [*lines, *observers_in(body).sentences]
 
 
 def needs_budget(body: Mapping[str, Any]) -> bool:
@@ -273,6 +356,7 @@ def words_of(body: Mapping[str, Any]) -> CertificateWords:
         untouched=bool(body.get("untouched")),
     )
     return CertificateWords(
+        _promise(body),
         guarantee_of(body),
         observers_in(body),
         not_covered_by(body),

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sifu.api.status import RunStatus, status_of
+from sifu.core.certificate_words import Certificate
 from sifu.core.method_info import CLOSED_FORM
 from sifu.report.run_data import AccuracyTrace, Branch, PsiPanel, ReportData, ReportedRequest
 from sifu.requests.outcome import Measured, cost_of
@@ -137,7 +138,7 @@ def _requests(
     for row, request in zip(view.requests, status.requests, strict=True):
         source = nodes.get(row.source_node) if row.source_node is not None else None
         measured = Measured.of(reader, row)
-        auditor = json.loads(reader.certificates(row.request).get((row.request, "auditor"), "{}"))
+        stored = reader.certificates(row.request).get((row.request, "auditor"))
         reported = ReportedRequest(
             **vars(request),
             noise_std=row.noise_std,
@@ -145,8 +146,7 @@ def _requests(
             rounds=_rounds_of(reader, row, last),
             target=status.target,
             measured=measured,
-            certificate=auditor.get("body"),
-            signature=str(auditor.get("signature", "")),
+            certificate=None if stored is None else Certificate("auditor", **json.loads(stored)),
         )
         result.append(reported)
     return tuple(result)

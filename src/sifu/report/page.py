@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from markupsafe import Markup
 
 from sifu.api.history import csv_of, history_of
 from sifu.core import certificate_words
+from sifu.core.certificate_words import CertificateWords
 from sifu.core.held_out_figures import TRAINING_DATA
 from sifu.core.operator_words import forgotten_words
 from sifu.errors import InputError
@@ -26,12 +28,33 @@ from sifu.store.reader import RunReader
 from sifu.theory.history import PathNode
 from sifu.version import __version__
 
-OPEN_UP_TO = 3  # number of requests above which repeated parts of certificates are collapsed
+OPEN_UP_TO = 3  # number of articles above which long parts are collapsed
+
+
+@dataclass(frozen=True)
+class Article:
+    """Requests whose certificates say the same; `words` is None for a request without a certificate."""
+
+    words: CertificateWords | None
+    requests: list[ReportedRequest]
+
+
+def _articles(data: ReportData) -> list[Article]:
+    """Return the requests in order, with those that say the same together, so that no sentence is repeated."""
+    articles: list[Article] = []
+    for request in data.requests:
+        words = None if request.certificate is None else request.certificate.words
+        same = next((article for article in articles if words is not None and article.words == words), None)
+        if same is None:
+            articles.append(Article(words, [request]))
+        else:
+            same.requests.append(request)
+    return articles
 
 
 def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
     """Return the page; `drawings` holds each figure's SVG by name, and its narrow version with the suffix `-phone`."""
-    environment = words.templates("sifu.report")
+    environment, articles = words.templates("sifu.report"), _articles(data)
     environment.filters.update(moment=words.moment, counted=counted, number=words.number, subject_row=words.subject_row)
     environment.filters.update(model_row=_model_row)
     environment.globals.update(words=words, certificate_words=certificate_words)
@@ -43,7 +66,8 @@ def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
         facts=_facts(data),
         request_table=_request_table(data),
         figures=list(_figures(data, drawings)),
-        folded=len(data.requests) > OPEN_UP_TO,
+        articles=articles,
+        folded=len(articles) > OPEN_UP_TO,
         folder_word=shlex.quote(data.status.run),
         version=__version__,
     )
@@ -78,12 +102,9 @@ def _facts(data: ReportData) -> list[tuple[str, str, str]]:
     ]
     if data.status.closed_form:
         kept = data.status.statistics
-        work = [
-            ("Rounds of forgetting", f"{rounds:,}", "the head is solved in closed form"),
-            ("Statistics kept", counted(kept.files, "file"), byte_size(kept.bytes)),
-        ]
+        work = [("Statistics kept", counted(kept.files, "file"), byte_size(kept.bytes))]
     records = [("Records forgotten", f"{data.records_count:,}", "their clients stay")] if data.records_count else []
-    return [
+    facts = [
         ("Clients that remain", f"{active:,}", f"of {len(data.status.clients):,}"),
         ("Clients forgotten", f"{data.forgotten_count:,}", counted(len(data.done), "request") + " done"),
         *records,
@@ -92,6 +113,7 @@ def _facts(data: ReportData) -> list[tuple[str, str, str]]:
         ("Model", data.status.model, counted(data.status.parameters, "parameter")),
         *work,
     ]
+    return [fact for fact in facts if fact[1] != "–"]
 
 
 def _figures(data: ReportData, drawings: Mapping[str, str]) -> Iterator[tuple[Markup, Markup, str]]:
@@ -136,7 +158,7 @@ def _request_table(data: ReportData) -> tuple[list[str], list[list[str]]]:
 
 
 def _request_row(request: ReportedRequest) -> Sequence[str]:
-    certificate = request.certificate or {}
+    certificate = request.certificate.body if request.certificate else {}
     went_back = "–" if request.rollback is None else _model_name(*request.rollback)
     if request.rollback is None and request.done:
         went_back = "fresh model"

@@ -9,18 +9,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from sifu.core.certificate_words import exact_words
-from sifu.core.observers import EXACT_LIMIT, observers_in
 from sifu.plots.style import counted
 from sifu.report.run_data import ReportData, ReportedRequest
-
-LEVEL_WORDS = {
-    "exact": "Exact: the forgotten data have no influence on the models released from this request on.",
-    "proven": "Proven: every premise of the theorem is met; what clients report about themselves is trusted.",
-    "conditional": "Conditional: the guarantee holds if what is marked as assumed is true.",
-    "none": "No guarantee: at least one premise does not hold.",
-}
-STRONG_UP_TO, MODERATE_UP_TO = 0.05, 0.30
 
 
 def templates(package: str, folder: str = "", spaces: str = "") -> Environment:
@@ -91,44 +81,6 @@ def _subjects(requests: Sequence[ReportedRequest]) -> str:
     records = sum(request.records or 0 for request in requests)
     parts = [counted(count, word) for count, word in ((clients, "client"), (records, "record")) if count]
     return " and ".join(parts)
-
-
-def strength(attacker: float) -> str:
-    """Return "strong", "moderate" or "weak" for a budget, from the true-positive rate of an attacker."""
-    if attacker <= STRONG_UP_TO:
-        return "strong"
-    return "moderate" if attacker <= MODERATE_UP_TO else "weak"
-
-
-def promise(request: ReportedRequest) -> str:
-    """Return a description of the guarantee promised for a request."""
-    if request.level == "none":
-        return (
-            "Nothing is promised. The clients no longer take part in training, but the premises of the proof do not "
-            "hold, so it is unknown how much of them the model still shows."
-        )
-    if request.level == "exact":
-        whom = "the clients" if len(request.clients) > 1 else "the client"
-        records = (request.certificate or {}).get("records")
-        return f"{exact_words(whom, request.method, records)}; {EXACT_LIMIT}."
-    seen = "every model released after this request"
-    whom = "the client" if len(request.clients) == 1 else "each of these clients separately"
-    to_whom = f"If all that is marked as assumed holds, to {whom}" if request.level == "conditional" else f"To {whom}"
-    return (
-        f"{to_whom}: an attacker who sees {seen}, but not what came before, learns no more about whether the data "
-        f"was ever there than the budget ε = {request.terms.epsilon:g}, δ = {request.terms.delta:g} allows."
-    )
-
-
-def observers(request: ReportedRequest) -> tuple[str, ...]:
-    """Return a sentence on each of the two observers, or an empty tuple for a request without a certificate."""
-    if request.certificate is None:
-        return ()
-    later_only, kept_earlier = observers_in(request.certificate).sentences
-    rate = request.certificate["attacker_true_positive_rate_at_1_percent"]
-    if rate is not None and request.level in ("proven", "conditional"):
-        later_only += f" (Guessing blindly: 1 %. No protection: up to 100 %.) This is a {strength(rate)} promise."
-    return later_only, kept_earlier
 
 
 def status_words(request: ReportedRequest) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from sifu.api.requests import Request
 from sifu.api.status import RunStatus
+from sifu.core.certificate_words import Certificate
 from sifu.core.request_terms import RequestTerms
 from sifu.requests.outcome import Measured
 from sifu.store.projection import EvaluationRow, ModelRow
@@ -58,8 +57,7 @@ class PsiPanel:
 class ReportedRequest(Request):
     """A request with its results so far: its source model, the rounds since, and the measurements.
 
-    `noise_std` is None before noise is added. `certificate` is the body of the auditor's
-    copy once it is issued.
+    `noise_std` is None before noise is added. `certificate` is the auditor's, once it is issued.
     """
 
     terms: RequestTerms
@@ -68,8 +66,7 @@ class ReportedRequest(Request):
     rounds: int
     target: float
     measured: Measured
-    certificate: Mapping[str, Any] | None
-    signature: str
+    certificate: Certificate | None
 
     @property
     def done(self) -> bool:

@@ -12,10 +12,6 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from sifu.choices import Decision
-from sifu.core.certificate_words import exact_words, needs_budget, terms_asked_for, what_was_done, whom_words, words_of
-from sifu.core.method_info import CLOSED_FORM
-from sifu.core.observers import observers_in
-from sifu.core.operator_words import forgotten_words
 from sifu.errors import InputError
 from sifu.store.actors import actor_name, same_person
 from sifu.store.given_approvals import APPROVED, approvals_of
@@ -134,69 +130,3 @@ def request_of(kind: str, content: dict[str, Any]) -> str:
     """Return the id of the request that an event of its life cycle is about."""
     request = content["request"]["request"] if kind == "request received" else content["request"]
     return str(request)
-
-
-def plain_answer(body: dict[str, Any]) -> list[str]:
-    """Return the answer to a client in plain language, from the public certificate."""
-    words, lines = words_of(body), _promise(body)
-    if body["level"] == "conditional":
-        lines.append("The assumptions, which are not proven:")
-        lines += [f"- {sentence}" for sentence in words.premises_that_are("assumed")]
-    lines += [f"Erased: {words.erased}", f"Kept: {words.remains}", "Not covered:"]
-    lines += [f"- {sentence}" for sentence in words.not_covered]
-    if "terms" in body:
-        lines.append(f"Terms asked for: {terms_asked_for(body)}.")
-    return lines
-
-
-def in_short(body: dict[str, Any]) -> list[str]:
-    """Return the guarantee of a public certificate, and a summary of its other statements."""
-    words = words_of(body)
-    assumed = len(words.premises_that_are("assumed")) if body["level"] == "conditional" else 0
-    told = f"{assumed} assumption{'' if assumed == 1 else 's'} without a proof, " if assumed else ""
-    return [
-        f"Level {body['level']}, method {body['method']}.",
-        *_promise(body),
-        f"With --all: {told}what was erased, what is kept, and {len(words.not_covered)} things that are not covered.",
-    ]
-
-
-def _promise(body: dict[str, Any]) -> list[str]:
-    """Return sentences on the execution of the request and its guarantee."""
-    many, level, records = len(body["clients"]) > 1, body["level"], body["records"]
-    whom = forgotten_words(body["clients"], records)
-    lines = [
-        f"The request {body['request']} to forget {whom}, received on {body['received'][:10]}, was executed on "
-        f"{body['carried_out'][:10]}.",
-        what_was_done(body),
-    ]
-    if records is not None and body["method"] != CLOSED_FORM:
-        lines.append(
-            "All that the participant had contributed before was forgotten, too; it takes part again with the records "
-            "it has left."
-        )
-    if level == "exact":
-        lines.append(f"{exact_words(whom_words(len(body['clients']), None), body['method'], records)}.")
-    if level == "none":
-        whose = "these participants'" if many else "this participant's"
-        lines.append(
-            f"Nothing is guaranteed ({body['method']}): it is unknown how much of {whose} data is still in the model."
-        )
-    return [*lines, *observers_in(body).sentences]
-
-
-def auditor_lines(body: dict[str, Any]) -> list[str]:
-    """Return the statements of the auditor's certificate that the public one lacks, as lines."""
-    budget = f", epsilon {body['epsilon']:g}, delta {body['delta']:g}" if needs_budget(body) else ""
-    lines = [f"For auditors, confidential: level {body['level']}, method {body['method']}{budget}."]
-    psi, limit = body.get("psi"), body.get("psi_star")
-    if isinstance(psi, int | float) and isinstance(limit, int | float) and limit > 0:
-        lines.append(
-            "Psi bounds the clients' influence on the model that training resumed from, if the assumptions below hold: "
-            f"{psi:.4g}. Noise of standard deviation {float(body['sigma']):.4g} hides up to Psi* = {limit:.4g}."
-        )
-    if body.get("rounds") is not None and body["method"] != CLOSED_FORM:  # a solve has no rounds of retraining
-        lines.append(f"Rounds of retraining: {body['rounds']}.")
-    lines += [f"- {premise.status}: {premise.statement}" for premise in words_of(body).premises]
-    lines.append(f"Signed over event {body['ledger']['seq']} of the ledger; issued {body['issued']}.")
-    return lines
