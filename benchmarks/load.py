@@ -165,9 +165,7 @@ def measure(clients: int, rounds: int, participants: int, requests: int, batch: 
         asking, forgetting, forgetting_processor = [], [], []
         for begin in range(0, requests, batch):
             ids = range(begin, min(begin + batch, requests))
-            asking += [
-                seconds(lambda k=k: run.request([f"client-{k:06d}"], f"r{k}", method="sifu", max_rounds=1)) for k in ids
-            ]
+            asking += [seconds(lambda k=k: run.request([f"client-{k:06d}"], f"r{k}", method="sifu")) for k in ids]
             taken, processor = processor_seconds(lambda: run.forget(level="none"))
             forgetting.append(taken / len(ids))
             forgetting_processor.append(processor / len(ids))
@@ -176,7 +174,7 @@ def measure(clients: int, rounds: int, participants: int, requests: int, batch: 
         after = on_disk(run, folder) | reading(engine, folder, clients)
         say(f"plan {after['plan_median_seconds']} s, status {after['status_first_seconds']} s")
         back = [f"client-{requests:06d}"]
-        going_back = seconds(lambda: run.forget(back, "goes-back", sigma=1e-6, max_rounds=1, level="none"))
+        going_back = seconds(lambda: run.forget(back, "goes-back", sigma=1e-6, level="none"))
         say("went back to the beginning")
         began, processor = time.perf_counter(), time.process_time()
         verification = run.verify()

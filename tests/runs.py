@@ -72,7 +72,7 @@ def requests(folder: Path) -> None:
     run.forget(["client-001"], "from-scratch", method="scratch")
     run.forget(["client-002", "client-003"], "both-together", sigma=1.0, epsilon=20.0)
     run.forget(["client-004"], "strictly", sigma=0.12, retention="strict")
-    run.request(["client-005"], "waits", epsilon=3.0, max_rounds=5, target=0.5)
+    run.request(["client-005"], "waits", epsilon=3.0)
 
 
 def poisson(folder: Path) -> None:

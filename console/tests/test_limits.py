@@ -67,7 +67,7 @@ VALUES = (None, True, False, 0, 1, -1, 2.5, "", "a", "auto", "approved", "exact"
 def mutate(draw: random.Random, value: Any) -> Any:
     """Return a value with one random change."""
     if isinstance(value, dict) and draw.random() < 0.8:
-        value, name = dict(value), draw.choice((*value, "terms", "epsilon", "max_rounds", "x"))
+        value, name = dict(value), draw.choice((*value, "terms", "epsilon", "x"))
         if name in value and draw.random() < 0.3:
             del value[name]
         else:

@@ -13,8 +13,7 @@ from sifu_console.asking import client_names, terms_given
 
 UNUSUAL: dict[str, Any] = {
     "epsilon": 7.5, "delta": 0.003, "sigma": 0.9,
-    "retention": "strict", "method": "sifu", "level": "none", "max_rounds": 3,
-    "target": 0.0,
+    "retention": "strict", "method": "sifu", "level": "none",
 }  # fmt: skip
 """A value other than the default for every term that this run offers, except records."""
 PROTECTION = {"records": [2, 5], "epsilon": 1.0, "level": "exact"}
@@ -24,13 +23,10 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     ("otto", {"records": [2, 5], "epsilon": 3.0}, ""),
     ("rita", PROTECTION, ""),
     ("rita", {"method": "scratch"}, "an operator sets method"),
-    ("rita", {"max_rounds": 1}, "an operator sets max_rounds"),
     ("rita", {"epsilon": 1000}, "protects less"),
     ("rita", {"delta": 0.5}, "protects less"),
     ("rita", {"level": "none"}, "guarantees nothing"),
     ("rita", {"epsilon": -1.0}, "epsilon"),
-    ("otto", {"max_rounds": 2.7}, "max_rounds"),
-    ("otto", {"max_rounds": True}, "max_rounds"),
     ("otto", {"epsilon": True}, "epsilon"),
     ("otto", {"epsilon": "1e999"}, "epsilon"),
     ("otto", {"sigma": "nan"}, "sigma"),

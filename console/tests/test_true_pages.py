@@ -68,8 +68,8 @@ def test_a_finished_job_is_not_listed_as_running(service: Any, monkeypatch: pyte
 
 
 BAD = {
-    "clients": "nobody", "epsilon": "abc", "delta": "2", "sigma": "x", "max_rounds": "-3",
-    "target": "9", "records": "99999", "before_after": "1", "deadline_days": "x",
+    "clients": "nobody", "epsilon": "abc", "delta": "2", "sigma": "x", "records": "99999",
+    "before_after": "1", "deadline_days": "x",
     "request": "not an id",
 }  # fmt: skip
 

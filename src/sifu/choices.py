@@ -64,8 +64,6 @@ class TermsGiven(TypedDict, total=False):
             words={"paper": "earlier models are kept", "strict": "earlier models are erased"},
         ),
     ]
-    max_rounds: Annotated[int | None, Term("Most retraining rounds; 0: as in the spec.")]
-    target: Annotated[float | None, Term("Accuracy to stop at; 0 for none.")]
     before_after: Annotated[
         str | None,
         Term("EPSILON,DELTA that must hold for observers of all releases (release.noise)."),

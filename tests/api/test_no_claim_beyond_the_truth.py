@@ -43,7 +43,7 @@ def test_nothing_is_said_to_have_been_done_that_was_not(tmp_path: Path, cli: Com
     run = sifu.train(small_spec(server={"participation": "poisson(0.1)"}, stop={"max_rounds": 2}), run=tmp_path / "run")
     (rows,) = [run.reader().everyone()]
     idle = next(k for k in range(12) if k not in set(rows.clients.tolist()))
-    (outcome,) = run.forget([f"client-{idle:03d}"], "idle", max_rounds=1)
+    (outcome,) = run.forget([f"client-{idle:03d}"], "idle")
     assert (outcome.level, outcome.sigma, outcome.rollback_to) == ("exact", 0.0, 2)
     text = public_text(cli, tmp_path / "run", "idle")
     for claim in ("went back", "Every kept model", "noise was added", "nothing of its data"):
@@ -82,7 +82,7 @@ def test_whoever_was_asked_and_refused_is_not_untouched(tmp_path: Path, rule: An
     assert plan.psi == 0.0
     assert (plan.level, plan.untouched) == ("conditional", False)
     assert "did not influence that model" not in cli("plan", run.folder, "--clients", "client-000", "--sigma", "9").out
-    (outcome,) = run.forget(["client-002"], "refused", max_rounds=1)
+    (outcome,) = run.forget(["client-002"], "refused")
     assert outcome.level == "conditional"
     assert [
         premise["name"] for premise in run.certificate("refused").body["premises"] if premise["status"] == "assumed"
@@ -90,7 +90,7 @@ def test_whoever_was_asked_and_refused_is_not_untouched(tmp_path: Path, rule: An
     assert verify_certificate(run.folder / "certificates" / "refused.auditor.json").problems == []
     # The same holds for a client whose rounds were dropped because of others; a fresh model needs only the engine
     # premise.
-    (outcome,) = run.forget(["client-005"], method="scratch", max_rounds=1)
+    (outcome,) = run.forget(["client-005"], method="scratch")
     assert [
         premise["name"]
         for premise in run.certificate(outcome.request).body["premises"]
@@ -104,9 +104,9 @@ def test_a_fixed_number_of_clients_is_not_exact_on_the_path(tmp_path: Path) -> N
     run = sifu.train(small_spec(server={"participation": "fixed(2)"}, stop={"max_rounds": 2}), run=tmp_path / "run")
     present = set(run.reader().everyone().clients.tolist())
     idle = [f"client-{k:03d}" for k in range(12) if k not in present]
-    (outcome,) = run.forget(idle[:1], method="sifu", sigma=1.0, max_rounds=1)
+    (outcome,) = run.forget(idle[:1], method="sifu", sigma=1.0)
     assert outcome.level == "conditional"
-    (outcome,) = run.forget(idle[1:2], method="scratch", max_rounds=1)
+    (outcome,) = run.forget(idle[1:2], method="scratch")
     assert outcome.level == "exact"
     assert verify(run.folder) == []
 

@@ -95,5 +95,5 @@ def designed_run(folder: Path, epsilon: float, clients: int = 5) -> Run:
         psi = float(view.curve(Subject(1, (0,), multiplier, 1)).at(view.path.tip // 2)[0])
     spec["privacy"]["sigma"] = sigma = multiplier * psi * (1.0 + 1e-6)
     run = train(spec, run=folder, clients=designed_clients(clients))
-    run.forget([LEAVING], method="sifu", sigma=sigma, max_rounds=1, level="none")
+    run.forget([LEAVING], method="sifu", sigma=sigma, level="none")
     return run

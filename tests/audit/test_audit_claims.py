@@ -126,7 +126,7 @@ def test_two_releases_count_together_in_scope_all(tmp_path: Path) -> None:
     run = designed_run(tmp_path / "run", 3.0)
     with closing(run.reader()) as reader:
         sigma = reader.requests()[0].noise_std
-    run.forget(["other-01"], sigma=sigma * 4.0, epsilon=3.0, delta=DELTA, max_rounds=1)
+    run.forget(["other-01"], sigma=sigma * 4.0, epsilon=3.0, delta=DELTA)
     report = audit_run(run, QUICK)
     assert report.holds
     leaving = next(subject for subject in report.subjects if subject.clients == (LEAVING,))

@@ -196,8 +196,6 @@ def test_terms_are_checked() -> None:
         st.floats(0.01, 100.0),
         st.floats(1e-6, 0.5),
         sigma=st.floats(1e-6, 1e6) | st.just("auto"),
-        max_rounds=st.integers(0, 10**9),
-        target=st.none() | st.floats(0.0, 1.0),
     )
 )
 def test_terms_survive_their_mapping_and_json(terms: RequestTerms) -> None:

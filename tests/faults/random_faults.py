@@ -91,7 +91,7 @@ SCENARIOS: dict[str, list[str]] = {
         "key run --rotate",
         "backup run backup.zip",
         "restore backup.zip again",
-        f"{INTERRUPTED} forget run --clients client-006 --request s --level none --max-rounds 9",
+        f"{INTERRUPTED} forget run --clients client-006 --request s --level none",
         "decide run s settle --reason gone",
         "token create . --name ann --role auditor",
         "token revoke . ann",

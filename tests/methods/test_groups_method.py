@@ -210,7 +210,7 @@ def test_every_other_method_still_works(own: sifu.Run) -> None:
 
 def test_a_merge_bounds_nobody_and_touches_no_stranger(own: sifu.Run) -> None:
     """Psi through a merge is infinite for members of merged groups and zero for the forgotten client."""
-    own.forget(["client-001"], method="groups", max_rounds=1)
+    own.forget(["client-001"], method="groups")
     psi = {client.name: client.psi for client in own.status().clients}
     assert psi["client-001"] == 0.0
     assert max(psi.values()) == np.inf
@@ -234,7 +234,7 @@ def test_requests_during_the_rounds_apart_wait_for_the_merge(tmp_path: Path) -> 
 
 def test_a_merge_can_be_released_at_once(own: sifu.Run) -> None:
     """The merge itself is exact, so a request may need as few as one common round."""
-    (outcome,) = own.forget(["client-004"], method="groups", max_rounds=1)
+    (outcome,) = own.forget(["client-004"], method="groups")
     assert (outcome.rounds, outcome.level) == (1, "exact")
 
 

@@ -66,7 +66,7 @@ def test_auto_takes_the_least_noise_of_the_model_with_the_fewest_rounds(trained:
     run = sifu.open_run(trained)
     plan = run.plan(["client-001"], method="sifu", epsilon=epsilon)
     view = RunView(run.reader())
-    exposures, first = view.exposures(plan.subjects), FirstTraining.of(view, plan.terms)
+    exposures, first = view.exposures(plan.subjects), FirstTraining.of(view)
     for depth in view.kept:
         noise_std = rounded_up_sigma(least_noise(exposures, depth))
         assert plan.rounds <= max(1, round(first.rounds_from(view, depth, noise_std)))
@@ -86,14 +86,15 @@ def test_a_later_request_counts_earlier_noise(after_one: Path) -> None:
 
 def test_without_a_target_every_method_runs_max_rounds_so_auto_takes_an_exact_one(tmp_path: Path, cli: Command) -> None:
     sifu.train(small_spec(), run=tmp_path / "run")
-    asked = ("--client", "client-003", "--max-rounds", "13", "--format", "json")
+    asked = ("--client", "client-003", "--format", "json")
     plan = json.loads(cli("plan", tmp_path / "run", *asked).out)
-    assert {way["rounds"] for way in plan["ways"] if way["allowed"]} == {plan["rounds"]} == {13}
+    assert {way["rounds"] for way in plan["ways"] if way["allowed"]} == {plan["rounds"]} == {8}
     assert plan["level"] == "exact"
-    reached = json.loads(cli("plan", tmp_path / "run", *asked, "--target", "0.01").out)
-    assert min(way["rounds"] for way in reached["ways"] if way["allowed"]) < 13, "control: a target ends training"
+    sifu.train(small_spec(stop={"target": 0.01}), run=tmp_path / "reached")
+    reached = json.loads(cli("plan", tmp_path / "reached", *asked).out)
+    assert min(way["rounds"] for way in reached["ways"] if way["allowed"]) < 8, "control: a target ends training"
     (outcome,) = json.loads(cli("forget", tmp_path / "run", *asked).out)["requests"]
-    assert outcome["rounds"] == 13
+    assert outcome["rounds"] == 8
 
 
 def test_the_status_shows_budgets(trained: Path, after_one: Path) -> None:

@@ -272,7 +272,7 @@ def test_a_running_server_waits_for_approvals_and_then_goes_on(two: Path) -> Non
 OTHER_TERMS: dict[str, Any] = {
     "clients": ["client-004"], "epsilon": 7.5, "delta": 0.003, "sigma": "0.25",
     "retention": "strict", "method": "scratch", "level": "none",
-    "max_rounds": 17, "target": 0.5, "records": [2, 5], "before_after": "3,1e-5",
+    "records": [2, 5], "before_after": "3,1e-5",
 }  # fmt: skip
 """A value that was not approved, for every term."""
 
@@ -321,20 +321,19 @@ def test_an_approval_of_other_terms_does_not_count(one: Path) -> None:
     assert any("terms approved" in problem for problem in verify_independently(one))
 
 
-@pytest.mark.parametrize("name", ["method", "sigma", "retention", "max_rounds"])
+@pytest.mark.parametrize("name", ["method", "sigma", "retention"])
 def test_what_an_operator_carries_out_otherwise_than_approved_is_caught(
     one: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An operator with the key can bypass every check of the worker, but the ledger shows the missing approval."""
     run = sifu.open_run(one)
-    given: dict[str, Any] = {"method": "sifu", "sigma": 2.0, "max_rounds": 2, "target": 0.0}
+    given: dict[str, Any] = {"method": "sifu", "sigma": 2.0}
     run.request(["client-003"], "a", actor="rita", **given)
     run.decide("a", "approved", actor="ann")
     other: dict[str, Any] = {
         "method": "scratch",
         "sigma": 4.0,
         "retention": "strict",
-        "max_rounds": 5,
     }
     with RunWriter.open(one) as writer:
         row = writer.requests()[0]

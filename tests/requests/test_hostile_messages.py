@@ -29,8 +29,7 @@ from sifu.store.writer import RunWriter
 
 TERMS: dict[str, Any] = {
     "clients": ["client-000"], "epsilon": 10.0, "delta": 0.01, "sigma": "auto",
-    "retention": "paper", "method": "sifu", "max_rounds": 0, "target": None,
-    "records": [], "level": None, "before_after": None,
+    "retention": "paper", "method": "sifu", "records": [], "level": None, "before_after": None,
 }  # fmt: skip
 
 
@@ -42,7 +41,6 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "an infinite epsilon": ("request.a.json", terms(epsilon=float("inf"))),
     "an endless sigma": ("request.a.json", terms(sigma=10**400)),
     "an endless epsilon": ("request.a.json", terms(epsilon=10**400)),
-    "more rounds than a database counts": ("request.a.json", terms(max_rounds=10**30)),
     "a method that is a list": ("request.a.json", terms(method=[])),
     "a method that is an object": ("request.a.json", terms(method={"a": 1})),
     "no method": ("request.a.json", terms(method=None)),

@@ -20,8 +20,8 @@ from sifu_console.json_api import Terms
 
 TERMS_GIVEN: dict[str, Any] = {
     "epsilon": 7.5, "delta": 0.003, "sigma": 0.25,
-    "retention": "strict", "method": "scratch", "level": "none", "max_rounds": 17,
-    "target": 0.5, "records": [2, 5], "before_after": "3,1e-5",
+    "retention": "strict", "method": "scratch", "level": "none",
+    "records": [2, 5], "before_after": "3,1e-5",
 }  # fmt: skip
 """A value other than the default for every term; a new term needs one here."""
 

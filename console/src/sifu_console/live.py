@@ -112,7 +112,6 @@ class LiveView:
             ((position,),) = reader.query("SELECT COALESCE(MAX(position), 0) FROM nodes WHERE kind = 'group'")
         requests = reader.requests()
         running = next((row for row in requests if row.status == "running"), None)
-        stop = running.terms.stop(spec.stop) if running else spec.stop
         seq, _ = reader.last_event()
         ((clients,),) = reader.query("SELECT COUNT(*) FROM clients")
         evaluations = reader.query(
@@ -122,7 +121,7 @@ class LiveView:
         )
         curve = _curve(reader, evaluations, spec.regime.has_accuracy, int(clients) <= COUNTED_UP_TO)
         seen = [(int(at), float(accuracy)) for _, at, accuracy, _ in evaluations] if spec.regime.has_accuracy else []
-        expected = _expected(reader, running, int(position), seen, stop)
+        expected = _expected(reader, running, int(position), seen, spec.stop)
         # A client that rejoined is counted under both indices.
         again = len(joined_remainders(reader))
         pending = pending_requests(reader, current_time())
@@ -134,9 +133,9 @@ class LiveView:
             at_work=at_work,
             request=running.request if running else None,
             rounds=int(position),
-            limit=stop.max_rounds,
+            limit=spec.stop.max_rounds,
             expected=expected,
-            target=stop.target,
+            target=spec.stop.target,
             accuracy=measured[1] if measured else None,
             curve=curve,
             participants=measured[3] if measured else None,

@@ -12,7 +12,6 @@ from fastapi.responses import RedirectResponse
 from sifu.choices import terms_on_offer
 from sifu.core.operator_words import rows_words
 from sifu.core.request_terms import AUTO, RequestTerms
-from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError
 from sifu.requests.filing import usual_terms
 from sifu.run.clients_and_engine import executed_elsewhere
@@ -57,8 +56,8 @@ def show_request(visit: Visiting, run: RunOf, number: int) -> Response:
         plan=plan,
         others=others,
         refusal=refusal,
-        terms=_terms_in_words(terms, spec, identities),
-        usual=_terms_in_words(usual, spec),
+        terms=_terms_in_words(terms, identities),
+        usual=_terms_in_words(usual),
         changed=[name for name in terms_on_offer() if getattr(terms, name) != getattr(usual, name)],
         answer=_paragraphs(certificate.lines(everything=True)) if certificate else None,
         body=certificate.body if certificate else None,
@@ -79,8 +78,8 @@ def _other_options(run: ServedRun, who: Token, terms: RequestTerms) -> Any:
     return None
 
 
-def _terms_in_words(terms: RequestTerms, spec: Spec, identities: Sequence[str] = ()) -> dict[str, str]:
-    """Return the terms of a request as readable phrases; a default from the spec is shown with its value."""
+def _terms_in_words(terms: RequestTerms, identities: Sequence[str] = ()) -> dict[str, str]:
+    """Return the terms of a request as readable phrases."""
     filed = terms.to_mapping()
     words = {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in filed.items()}
     for name, offered in terms_on_offer().items():
@@ -89,12 +88,8 @@ def _terms_in_words(terms: RequestTerms, spec: Spec, identities: Sequence[str] =
     words["records"] = rows_words(terms.records, identities)
     if terms.level is None:
         words["level"] = "conditional, or none for a method without a guarantee"
-    if terms.target is None:
-        words["target"] = f"{spec.stop.target:g} (the run's)" if spec.stop.target > 0 else "none (the run's)"
     if terms.before_after is None:
         words["before_after"] = "not demanded"
-    if terms.max_rounds == 0:
-        words["max_rounds"] = f"{spec.stop.max_rounds} (the run's)"
     return words
 
 

@@ -6,20 +6,19 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from sifu.choices import Level, Retention, SigmaChoice, terms_on_offer
 from sifu.core.ledger import canonical_json
 from sifu.core.operator_words import rows_words
-from sifu.core.spec import StopSpec
 from sifu.errors import InputError
 from sifu.theory.calibration import check_deliverable, check_noise, exact_multiplier
 
 AUTO = "auto"
 """Placeholder for a method that is chosen when the request is executed."""
-MOST_ROUNDS = 10**9
-"""Largest number of rounds: more than any training needs, and small enough for the database."""
+LARGEST_FIGURE = 10**9
+"""Largest whole number that a term may be."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,6 @@ class RequestTerms:
         retention: Rule for models from before the rollback.
         method: Name of a method, or `auto` to choose one when the request is executed.
         level: Lowest accepted level; None means `conditional`.
-        max_rounds: Value used instead of `stop.max_rounds` in retraining; 0 keeps the spec's value.
-        target: Value used instead of `stop.target`; None keeps the spec's value. If it is 0, exactly `max_rounds`
-            rounds run.
         records: Rows of the client's data to forget, counted from 0 in the data it first joined with. The client keeps
             its other rows. If empty, clients are forgotten completely.
         before_after: Required budget "EPSILON,DELTA" against observers who kept earlier releases (`release.noise`), or
@@ -58,8 +54,6 @@ class RequestTerms:
     retention: Retention = "paper"
     method: str = AUTO
     level: Level | None = None
-    max_rounds: int = 0
-    target: float | None = None
     records: tuple[int, ...] = ()
     before_after: str | None = None
 
@@ -79,7 +73,7 @@ class RequestTerms:
                 continue
             if not _is_number(value):
                 raise InputError(f"{name} must be a number{' or auto' if name == 'sigma' else ''}, found {value!r}")
-            if isinstance(value, int) and abs(value) > MOST_ROUNDS:
+            if isinstance(value, int) and abs(value) > LARGEST_FIGURE:
                 raise InputError(f"{name} is a number of {value.bit_length()} bits, which is too large")
         check_deliverable(self.epsilon, self.delta)
         if self.sigma != "auto":
@@ -89,12 +83,6 @@ class RequestTerms:
                 raise InputError(f"{name} must be {' or '.join(choices)}, found {getattr(self, name)!r}")
         if self.level is not None and self.level not in get_args(Level):
             raise InputError(f"the least level must be one of {', '.join(get_args(Level))}, found {self.level!r}")
-        if type(self.max_rounds) is not int or not 0 <= self.max_rounds <= MOST_ROUNDS:
-            raise InputError(
-                f"max_rounds must be a whole number up to {MOST_ROUNDS}, 0 for the spec's, found {self.max_rounds!r}"
-            )
-        if self.target is not None and not (_is_number(self.target) and 0.0 <= self.target <= 1.0):
-            raise InputError(f"target must be an accuracy in [0, 1], 0 for none, found {self.target!r}")
         odd = [row for row in self.records if type(row) is not int or row < 0]
         if odd:
             raise InputError(f"records must be row numbers counted from 0, found {odd[0]!r}")
@@ -137,11 +125,6 @@ class RequestTerms:
         terms = self.to_mapping() | {"request": request}
         return hashlib.sha256(canonical_json(terms)).hexdigest()
 
-    def stop(self, usual: StopSpec) -> StopSpec:
-        """Return the run's stop rule with this request's overrides."""
-        target = usual.target if self.target is None else float(self.target)
-        return replace(usual, target=target, max_rounds=self.max_rounds or usual.max_rounds)
-
     @property
     def before_after_budget(self) -> tuple[float, float] | None:
         """Required (epsilon, delta) against observers of all releases, or None if there is no requirement.
@@ -172,7 +155,7 @@ def _repeated(values: Sequence[Any]) -> list[Any]:
     return sorted(value for value, times in Counter(values).items() if times > 1)
 
 
-FIGURES = ("epsilon", "delta", "target")
+FIGURES = ("epsilon", "delta")
 """Terms that canonical JSON may write as whole numbers; they are read as floats."""
 CHOICES = {name: offered.choices for name, offered in terms_on_offer().items() if offered.choices and name != "level"}
 """Allowed values of each term that has a fixed list of values."""
@@ -181,15 +164,15 @@ TERMS: tuple[str, ...] = tuple(term.name for term in fields(RequestTerms))
 
 BUDGET_TERMS = ("epsilon", "delta", "sigma")
 """Terms of the budget; they have no meaning if the client did not influence the model and no noise was added."""
-ROUND_TERMS = ("retention", "max_rounds", "target")
+ROUND_TERMS = ("retention",)
 """Terms of training in rounds; they have no meaning for a head in closed form."""
 
 
 def terms_words(terms: Mapping[str, Any], *, without: Collection[str] = ()) -> str:
     """Return all terms except the clients in one line.
 
-    >>> terms_words({"epsilon": 10.0, "target": None, "clients": ["hospital-3"]})
-    'epsilon 10, target default'
+    >>> terms_words({"epsilon": 10.0, "level": None, "clients": ["hospital-3"]})
+    'epsilon 10, level default'
     """
     offered = terms_on_offer()
 

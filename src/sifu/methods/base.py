@@ -176,7 +176,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
             f"method {method.info.name} would add noise of {noise_std:g}, which does not hide all clients that "
             "influenced the model it continues from: nothing was changed. Use more noise, or an earlier model"
         )
-    first, stop = FirstTraining.of(view, terms), terms.stop(view.spec.stop)
+    first = FirstTraining.of(view)
     needed = first.rounds if depth is None else first.rounds_from(view, place, noise_std)
     node = None if depth is None else view.path.nodes[depth].node
     return Plan(
@@ -195,7 +195,7 @@ def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | N
         charges=charges,
         premises=premises,
         level=level_of(premises, exact=untouched, fresh=fresh),
-        rounds=rounds_to_run(stop, needed),
-        target=stop.target,
+        rounds=rounds_to_run(view.spec.stop, needed),
+        target=view.spec.stop.target,
         untouched=untouched,
     )

@@ -42,8 +42,8 @@ class Groups(Method):
     def plan(self, view: RunView, terms: RequestTerms) -> Plan:
         """Plan the merge of the groups without a forgotten client, or a fresh model if there is no such group."""
         merged, hit = self._split(view, terms)
-        stop = terms.stop(view.spec.stop)
-        after_merge = FirstTraining.of(view, terms).rounds - (view.spec.groups.rounds if merged else 0)
+        stop = view.spec.stop
+        after_merge = FirstTraining.of(view).rounds - (view.spec.groups.rounds if merged else 0)
         unknown = group_state.are_separate(view) and stop.target > 0
         return replace(
             plan_from(self, view, terms, 0 if merged else None),

@@ -63,7 +63,7 @@ def _automatic_sigma(view: RunView, terms: RequestTerms, exposures: Sequence[Exp
     options = {depth: rounded_up_sigma(least) for depth, least in needed.items() if math.isfinite(least)}
     if terms.level == "exact":
         options = {depth: noise for depth, noise in options.items() if noise == 0.0}
-    first = FirstTraining.of(view, terms)
+    first = FirstTraining.of(view)
     best = min(options, key=lambda depth: (first.rounds_from(view, depth, options[depth]), options[depth], -depth))
     return options[best] or 0.5 * min((least for least in needed.values() if least > 0.0), default=1.0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sifu.core.request_terms import RequestTerms
 from sifu.core.spec import StopSpec
 from sifu.run.run_view import ACTIVE, RunView
 from sifu.theory.automatic_noise import expected_rounds, noise_to_signal
@@ -30,11 +29,11 @@ class FirstTraining:
     errors: float
 
     @staticmethod
-    def of(view: RunView, terms: RequestTerms) -> FirstTraining:
-        """Return the first training of a run up to the target of a request."""
+    def of(view: RunView) -> FirstTraining:
+        """Return the first training of a run up to its target."""
         rows = [row for row in view.reader.nodes() if row.branch == 0 and row.kind in ("initial", "merge", "round")]
         accuracy = {row.node: row.accuracy for row in view.reader.evaluations() if row.subset == ACTIVE}
-        target = terms.stop(view.spec.stop).target
+        target = view.spec.stop.target
         last = next((row for row in rows if accuracy.get(row.node, 0.0) >= target > 0.0), rows[-1])
         errors = max(0.0, 1.0 - accuracy.get(last.node, 1.0))
         return FirstTraining(max(1, last.position), errors if view.spec.regime.has_accuracy else 0.0)

@@ -188,7 +188,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         rollback_to=back_to,
         rounds=cost.rounds if row.method == CLOSED_FORM else final.position if final else 0,
         accuracy=remaining.accuracy if remaining and regime.has_accuracy else None,
-        target=recorded.terms.stop(recorded.view.spec.stop).target,
+        target=recorded.view.spec.stop.target,
         cost=cost,
         held_out=None if row.final_node is None else read_held_out(reader.folder, row.final_node),
         mean_squared_error=regime.squared_error(remaining.loss if remaining else None),

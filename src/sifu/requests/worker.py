@@ -15,7 +15,6 @@ from sifu.choices import Level
 from sifu.core.closed_form_engine import StatisticsEngine
 from sifu.core.engine import Engine
 from sifu.core.request_terms import RequestTerms
-from sifu.core.spec import StopSpec
 from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
 from sifu.methods.registry import method_for, plan_request
 from sifu.planning.plan import Plan, least_level
@@ -296,9 +295,8 @@ class Worker:
     def _retrain(self, request: str) -> None:
         """Retrain without the request's clients, then issue the certificate."""
         row = row_of(self.writer, request)
-        stop = row.terms.stop(RunView(self.writer).spec.stop)
         try:
-            self._run_rounds(f"retraining {request}", stop)
+            self._run_rounds(f"retraining {request}")
         except RoundRejectedError as error:
             # Clients in this process would send the same reply again, so the request ends with the last good model.
             view = RunView(self.writer)
@@ -309,9 +307,7 @@ class Worker:
         self.done.append(request)
         self._tell(f"request {request} is done: {row_of(self.writer, request).level}")
 
-    def _run_rounds(
-        self, phase: str, stop: StopSpec | None = None, until_message: bool = False
-    ) -> RecordedTraining | None:
+    def _run_rounds(self, phase: str, until_message: bool = False) -> RecordedTraining | None:
         """Run recorded rounds until the stop rule holds, and ingest messages in between.
 
         Returns:
@@ -319,7 +315,7 @@ class Worker:
         """
         while True:
             view = RunView(self.writer)
-            training = training_of(self.engine, self.writer, view, stop)
+            training = training_of(self.engine, self.writer, view)
             if training.run(phase, self.progress, self.inbox.waiting):
                 return training
             self.inbox.ingest()

@@ -22,7 +22,6 @@ import numpy as np
 from sifu.core.closed_form_engine import MaskedStatisticsEngine, StatisticsEngine
 from sifu.core.engine import Engine, Position, Rejection, evaluate_present
 from sifu.core.round_stream import StreamedRound
-from sifu.core.spec import StopSpec
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.run.kept_statistics import own_statistics
 from sifu.run.releases import is_due, publish
@@ -304,6 +303,6 @@ def _refusal(rejection: Rejection) -> RoundRejectedError:
     )
 
 
-def training_of(engine: Engine, writer: RunWriter, view: RunView, stop: StopSpec | None = None) -> RecordedTraining:
+def training_of(engine: Engine, writer: RunWriter, view: RunView) -> RecordedTraining:
     """Return the recorded training, or the solve, that continues a run until the stop rule holds."""
-    return (RecordedSolve if view.regime.solves else RecordedTraining)(engine, writer, view, stop)
+    return (RecordedSolve if view.regime.solves else RecordedTraining)(engine, writer, view)

@@ -27,7 +27,7 @@ from sifu.core.round_stream import (
     stop_without,
     stream_rounds,
 )
-from sifu.core.spec import Spec, StopSpec
+from sifu.core.spec import Spec
 from sifu.errors import RunDamagedError
 from sifu.run.psi_of_everyone import remember_psi, track_everyone
 from sifu.run.run_view import ACTIVE, RunView, evaluation_row
@@ -116,12 +116,12 @@ class _Pending:
 
 
 class RecordedTraining:
-    """Recorded training from the tip of a run until `stop` (by default the spec's) holds."""
+    """Recorded training from the tip of a run until the spec's stop rule holds."""
 
-    def __init__(self, engine: Engine, writer: RunWriter, view: RunView, stop: StopSpec | None = None) -> None:
+    def __init__(self, engine: Engine, writer: RunWriter, view: RunView) -> None:
         self.engine, self.writer, self.view = engine, writer, view
         self.active: ClientIndices = view.active
-        self._stop = stop_without(stop or view.spec.stop, self._lost_rounds())
+        self._stop = stop_without(view.spec.stop, self._lost_rounds())
         current = writer.load_model(view.nodes[-1].node)
         self._fetch_model: Callable[[], Vector] = lambda: current
         self._tip = view.nodes[-1]

@@ -182,7 +182,7 @@ def _check_rounds(request: RequestRow, recorded: RecordedRequest) -> Iterator[st
         return
     start = recorded.view.path.nodes[-1].position
     # A solve is always one round, which terms do not limit.
-    limit = math.inf if spec.regime.solves else request.terms.stop(spec.stop).max_rounds
+    limit = math.inf if spec.regime.solves else spec.stop.max_rounds
     rounds = recorded.reader.nodes_by_number()[request.final_node].position
     if rounds > max(limit, start):
         yield f"its terms allow {limit} rounds, and it took {rounds}"

@@ -43,10 +43,9 @@ def check_request(run: RunFolder, request: Row, spent: dict[int, float]) -> None
     run.agree(f"{at}: multiplier", request["multiplier"], multiplier(request))
     run.agree(f"{at}: sigma", sigma, float(request["sigma"]) if sigma and request["sigma"] != "auto" else sigma)
     if request["final_node"] is not None and run.spec["model"]["kind"] != "ridge":
-        limit = request["max_rounds"] or run.spec["stop"]["max_rounds"]
-        limit = max(noise["position"], limit)
+        limit = max(noise["position"], run.spec["stop"]["max_rounds"])
         rounds = run.nodes[request["final_node"]]["position"]
-        run.check(rounds <= limit, f"{at}: {rounds} rounds, where the terms allow {limit}")
+        run.check(rounds <= limit, f"{at}: {rounds} rounds, where the spec allows {limit}")
     usual_kind = "merge" if request["method"] == "groups" else "noise"
     expected = {
         "kind": "initial" if source is None else usual_kind,
