@@ -220,6 +220,17 @@ def test_a_plan_fits_a_screen_and_shows_no_unused_noise(trained: dict[str, Path]
     assert ("sigma" in shown) == ("epsilon" in shown) == (values["sigma"] > 0) == (name == "linear")
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_a_status_names_the_most_influential_clients_where_noise_could_hide_them(
+    trained: dict[str, Path], name: str, cli: Command
+) -> None:
+    run = sifu.open_run(trained[name])
+    most = max(run.status().clients, key=lambda client: client.psi)
+    shown = cli("status", run.folder).out
+    assert ("sigma" in shown.lower()) == ("client-0" in shown) == (name == "linear")
+    assert (most.name in shown) == (name == "linear")
+
+
 def test_the_command_shows_the_table(trained: dict[str, Path], cli: Command) -> None:
     answer = cli("plan", trained["groups"], "--client", "client-003", "--all")
     assert answer.code == 0

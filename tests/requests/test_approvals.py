@@ -99,14 +99,20 @@ def test_two_different_people_who_did_not_ask_must_approve(two: Path, cli: Comma
         run.forget(request="a")
     with pytest.raises(InputError, match="rita filed request a"):
         run.decide("a", "approved", actor=" Rita ")
-    assert cli("decide", two, "a", "approve", "--actor", "ann").out.endswith("It needs 1 more approval.\n")
+    answer = cli("decide", two, "a", "approve", "--actor", "ann", "--format", "json").json
+    assert (answer["approvals_missing"], answer["next"]) == (1, f"sifu decide {two} a approve --actor NAME")
     # a second approval by the same person does not count
     assert run.decide("a", "approved", actor="ANN") == "unchanged"
     assert "needs 1 more approval" in cli("requests", two).out
-    assert "a needs 1 more approval" in cli("status", two).out
+    assert "waiting for approval" in cli("status", two).out
     assert cli("forget", two, "--request", "a").code == 2
-    assert cli("decide", two, "a", "approve", "--actor", "bob").code == 0
-    (outcome,) = run.forget()
+    answer = cli("decide", two, "a", "approve", "--actor", "bob", "--format", "json").json
+    assert (answer["approvals_missing"], answer["next"]) == (0, f"sifu forget {two}")
+    for command in ("requests", "status"):
+        assert cli(command, two, "--format", "json").json["requests"][0]["status"] == "approved"
+        assert "received;" not in cli(command, two).out
+    assert cli(*answer["next"].split()[1:]).code == 0
+    (outcome,) = run.outcomes()
     assert outcome.request == "a"
     record = run.request_record("a")
     assert [step.status for step in record.steps] == ["received", "approved", "approved", "planned", "running", "done"]

@@ -59,7 +59,7 @@ def test_a_refused_or_withdrawn_request_is_not_carried_out(own_trained: Path, cl
     with pytest.raises(InputError, match="can no longer be"):
         run.decide("a", other, "x")
     run.request(["client-003"], "b")  # the same client may ask again
-    assert "1 to be executed: use sifu forget" in cli("status", own_trained).out
+    assert f"next: sifu forget {own_trained}" in cli("status", own_trained).out
     (outcome,) = run.forget()
     assert outcome.request == "b"
     assert run.verify().problems == []

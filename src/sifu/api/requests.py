@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sifu.core.operator_words import approvals_words, forgotten_words, names_words
+from sifu.core.operator_words import approvals_words, forgotten_words, names_words, way_to_execute
 from sifu.core.request_terms import BUDGET_TERMS, ROUND_TERMS, RequestTerms, terms_words
 from sifu.core.spec import Spec
 from sifu.requests.deadlines import DEADLINE_DAYS, days_left, days_until, deadline_of, is_overdue
@@ -64,6 +65,7 @@ class Request:
         approvals_missing: Number of people who must still approve it before it is executed.
         terms: Terms.
         terms_digest: Digest that an approval refers to (`RequestTerms.digest`).
+        next: Command or program that takes it further while it is open.
         failure: Last error that interrupted it while it is open, with instructions to continue.
         steps: Steps of its life cycle.
     """
@@ -88,6 +90,7 @@ class Request:
     approvals_missing: int = 0
     terms: RequestTerms | None = None
     terms_digest: str = ""
+    next: str = ""
     failure: str = ""
     steps: tuple[RequestStep, ...] = ()
 
@@ -116,6 +119,18 @@ class Request:
         budget = {} if self.terms is None else {"epsilon": self.terms.epsilon, "delta": self.terms.delta}
         return same | {"clients": len(self.clients)} | days | budget
 
+    def brief(self) -> Iterator[str]:
+        """Yield what is asked for, its state, and the next command."""
+        whom = forgotten_words([names_words(self.clients)], self.records)
+        late = " overdue" if self.overdue else "" if self.days_left is None else f" ({self.days_left} days left)"
+        level = f", {self.level}" if self.level else ""
+        yield f"{self.request}: {whom}; {self.status}{level}; until {self.deadline[:10]}{late}"
+        if self.failure:
+            yield f"  failed: {self.failure}"
+        elif self.next:
+            needs = f"needs {approvals_words(self.approvals_missing)}, not by {self.filed_by}, who filed it; "
+            yield f"  {needs * bool(self.approvals_missing)}next: {self.next}"
+
     def lines(self, identities: Sequence[str] = (), besides: str = "") -> Iterator[str]:
         """Yield the request as an approver must see it.
 
@@ -123,14 +138,7 @@ class Request:
             identities: Identities of its records.
             besides: Data that other approved requests leave out of the same release (`Run.also_left_out`).
         """
-        whom = forgotten_words([names_words(self.clients)], self.records)
-        late = " overdue" if self.overdue else "" if self.days_left is None else f" ({self.days_left} days left)"
-        level = f", {self.level}" if self.level else ""
-        yield f"{self.request}: {whom}; {self.status}{level}; until {self.deadline[:10]}{late}"
-        if self.failure:
-            yield f"  failed: {self.failure}"
-        if self.approvals_missing:
-            yield f"  needs {approvals_words(self.approvals_missing)}"
+        yield from self.brief()
         if self.terms is not None:
             unused = () if self.sigma is not None else (*BUDGET_TERMS, *ROUND_TERMS)
             yield f"  terms {self.terms_digest[:12]}: {terms_words(self.terms.to_mapping(), without=unused)}"
@@ -146,13 +154,13 @@ def requests_of(reader: RunReader, rows: Iterable[RequestRow], now: datetime.dat
     """Return requests of the ledger."""
     approvals, lacking, steps = approvals_of(reader), unapproved(reader), _steps(reader)
     numbers = {row.request: number for number, row in enumerate(reader.requests(), start=1)}
-    solves = Spec.from_mapping(reader.spec).regime.solves
+    spec = Spec.from_mapping(reader.spec)
     requests = []
     for row in rows:
         given, clients = approvals.get(row.request, Approvals()), plain_names(reader, row.clients)
         missing = lacking.get(row.request, 0) if row.waits else 0
         waits = "waiting for approval" if missing else "approved" if given.approved_by else "received"
-        sigma = None if solves else row.terms.sigma if row.noise_std is None else row.noise_std
+        sigma = None if spec.regime.solves else row.terms.sigma if row.noise_std is None else row.noise_std
         request = Request(
             run=str(reader.folder),
             request=row.request,
@@ -174,11 +182,18 @@ def requests_of(reader: RunReader, rows: Iterable[RequestRow], now: datetime.dat
             approvals_missing=missing,
             terms=replace(row.terms, clients=clients),
             terms_digest=row.terms.digest(row.request),
+            next=_next(row, missing, spec, shlex.quote(str(reader.folder))),
             failure=failure_of(reader, row),
             steps=tuple(steps[row.request]),
         )
         requests.append(request)
     return requests
+
+
+def _next(row: RequestRow, missing: int, spec: Spec, folder: str) -> str:
+    if missing:
+        return f"sifu decide {folder} {row.request} approve --actor NAME"
+    return way_to_execute(spec, folder) if row.is_open else ""
 
 
 def _steps(reader: RunReader) -> dict[str, list[RequestStep]]:

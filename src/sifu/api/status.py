@@ -193,7 +193,8 @@ def status_of(view: RunView) -> RunStatus:
     current = next(evaluated, None)
     noises = [view.path.nodes[depth].noise_std for depth, _ in view.path.noise_depths]
     last_noise = next((noise_std for noise_std in reversed(noises) if 0.0 < noise_std < math.inf), None)
-    sigma = privacy.sigma if privacy.sigma != "auto" else last_noise
+    # A head in closed form takes no noise at a request.
+    sigma = None if view.regime.solves else privacy.sigma if privacy.sigma != "auto" else last_noise
     statistics = reader.statistics()
     measured = view.regularities.measured
     return RunStatus(

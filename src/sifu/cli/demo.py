@@ -11,7 +11,6 @@ from typing import Any
 
 from sifu.api import Outcome, train
 from sifu.cli.output import Answer, Format, RoundsProgress, out, percent
-from sifu.cli.run_output import outcome_values, outcomes_table
 from sifu.core.spec import Spec
 from sifu.errors import VerificationError
 
@@ -76,7 +75,7 @@ def run_demo(folder: Path | None) -> Answer:
         say(f"[bold]   Forget[/]  request {number + 1} of {len(REQUESTS)}")
         if not as_json:
             for line in run.plan(clients, method="sifu").lines():
-                out.print(line, markup=False)
+                out.print(line, markup=False, soft_wrap=True)
         with RoundsProgress() as progress:
             outcome = run.forget(clients, method="sifu", progress=progress)[0]
         outcomes.append(outcome)
@@ -88,7 +87,8 @@ def run_demo(folder: Path | None) -> Answer:
     if not verified.holds:
         raise VerificationError("the demo's run does not verify: " + "; ".join(verified.problems))
     if not as_json:
-        out.print(outcomes_table(outcomes))
+        for line in (line for outcome in outcomes for line in outcome.lines()):
+            out.print(line, markup=False, soft_wrap=True)
     say(f"\n{total} rounds instead of {scratch}: {scratch / max(total, 1):.1f} times fewer than Scratch.")
     say("(Rounds to 95 % on the clients' own data. The noise is fresh every time, so the figures vary.)")
     say(f"Recompute the claims: sifu verify {target}")
@@ -99,7 +99,7 @@ def run_demo(folder: Path | None) -> Answer:
         {
             "run": str(target),
             "training_rounds": rounds,
-            "requests": [outcome_values(outcome) for outcome in outcomes],
+            "requests": [outcome.to_mapping() for outcome in outcomes],
             "total_rounds": total,
             "total_scratch_rounds": scratch,
             "verified": verified.holds,

@@ -81,7 +81,7 @@ def _show_pending(folder: Path, overdue: bool) -> Answer:
             code = error.exit_code
     waiting.sort(key=lambda request: (request.deadline, request.run, request.request))
     named = len(runs) > 1
-    lines = [f"{request.run} " * named + next(request.lines()) for request in waiting]
+    lines = [f"{request.run} " * named + line for request in waiting for line in request.brief()]
     listed = {"requests": [request.to_mapping() for request in waiting], "unread": unread}
     none = f"No request {'is overdue' if overdue else 'waits'}{' in the other runs' if unread else ''}."
     return Answer(listed, *(lines or [none]), code=code)
@@ -140,10 +140,11 @@ def decide(
             "ingest it soon."
         )
         return Answer(values | {"posted": True}, sentence)
-    missing = opened.request_record(request).approvals_missing
-    more = f" It needs {approvals_words(missing)}." if status == "approved" and missing else ""
-    sentence = f"Request {request} {'is' if decided == 'recorded' else 'was already'} {status}.{more}"
-    return Answer(values | {"approvals_missing": missing}, sentence)
+    found = opened.request_record(request)
+    missing, further = found.approvals_missing, f" Next: {found.next}" if found.next else ""
+    more = f" It needs {approvals_words(missing)}." if missing else ""
+    sentence = f"Request {request} {'is' if decided == 'recorded' else 'was already'} {status}.{more}{further}"
+    return Answer(values | {"approvals_missing": missing, "next": found.next}, sentence)
 
 
 def _show(records: dict[sifu.Run, list[Request]], identities: Sequence[str] = (), besides: str = "") -> Answer:

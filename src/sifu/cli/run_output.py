@@ -1,22 +1,19 @@
-"""Output of `sifu status`, `sifu train` and `sifu forget`: tables that fit 80 columns, or the same data as JSON."""
+"""Output of `sifu status` and `sifu train`: tables that fit 80 columns, or the same data as JSON."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict
 from functools import partial
 from typing import Any, get_args
 
 from rich.markup import escape
-from rich.table import Table
 
-from sifu.api import Outcome, Run, RunStatus
+from sifu.api import Run, RunStatus
 from sifu.api.status import ClientState
-from sifu.cli.output import Answer, level_text, number, out, percent, table, whom_text
-from sifu.core.held_out_figures import TRAINING_DATA
-from sifu.core.ledger import finite_or_text
-from sifu.core.operator_words import FLOWER, LOOP, approvals_words, psi_words, way_to_go_on
+from sifu.cli.output import Answer, number, out, percent, table
+from sifu.core.held_out_figures import TRAINING_DATA, missed_target_words
+from sifu.core.operator_words import FLOWER, LOOP, psi_words, way_to_go_on
 from sifu.plots.style import byte_size
 from sifu.store.inbox import INBOX
 
@@ -40,7 +37,7 @@ def show_status(run: Run, everything: bool = False, *shown: Any) -> Answer:
         partial(_print_clients, status, MOST_CLIENTS if everything else FEW),
         partial(_print_refusals, status),
         partial(_print_inbox, run, status),
-        partial(_print_requests, run, status, everything),
+        partial(_print_requests, status, everything),
         *shown,
     )
 
@@ -50,7 +47,7 @@ def _print_standing(run: Run, status: RunStatus) -> None:
     history = "" if status.closed_form else f", {rounds} on the active history ({status.rounds_run} run in all)"
     out.print(f"[bold]{escape(status.run)}[/]: {status.phase}{history}")
     out.print(_how_good(run, status))
-    missed = missed_target(status.accuracy, status.target)
+    missed = missed_target_words(status.accuracy, status.target)
     if missed and status.phase == "ready":
         out.print(f"[yellow]{missed}[/]")
     if status.phase != "ready":
@@ -98,9 +95,7 @@ def _print_clients(status: RunStatus, most: int) -> None:
     active = sorted((client for client in status.clients if client.state == "active"), key=lambda client: -client.psi)
     if status.groups and active and math.isinf(active[0].psi):
         out.print("Influence through a merge is unbounded: no noise can hide it, and method groups needs none.")
-        active = [client for client in active if math.isfinite(client.psi)]
-        if not active:
-            return
+        return
     shown = table("client", "-samples", "-Psi", "-sigma needed now", title="\nMost influential active clients")
     for client in active[:most]:
         shown.add_row(escape(client.name), str(client.samples), number(client.psi), number(client.sigma_needed_now))
@@ -149,34 +144,14 @@ def _print_inbox(run: Run, status: RunStatus) -> None:
             )
 
 
-def _print_requests(run: Run, status: RunStatus, everything: bool) -> None:
+def _print_requests(status: RunStatus, everything: bool) -> None:
     if status.requests:
         hidden = [] if everything else [request for request in status.requests if request.settled][:-FEW]
-        shown = table("request", "status", "until", "clients", "-epsilon", "-sigma", "level", title="\nRequests")
-        for request in status.requests:
-            if request in hidden:
-                continue
-            shown.add_row(
-                request.request,
-                request.status,
-                request.deadline[:10] + (" [bold red]overdue[/]" if request.overdue else ""),
-                whom_text(request.clients, request.records, 2),
-                "-" if status.closed_form or request.terms is None else number(request.terms.epsilon),
-                request.sigma if isinstance(request.sigma, str) else number(request.sigma),
-                level_text(request.level or "-"),
-            )
-        out.print(shown)
+        out.print("\n[bold]Requests[/]")
+        for line in (line for request in status.requests if request not in hidden for line in request.brief()):
+            out.print(line, markup=False, soft_wrap=True)
         if hidden:
             out.print(f"{len(hidden)} earlier ones: sifu status --all")
-        lacking = [request for request in status.requests if request.approvals_missing]
-        for request in lacking[:MOST_CLIENTS]:
-            out.print(f"{request.request} needs {approvals_words(request.approvals_missing)}.")
-        for request in status.requests:
-            if request.failure:
-                out.print(f"[bold red]{request.request} failed:[/] {escape(request.failure)}")
-        waiting = sum(request.waits for request in status.requests) - len(lacking)
-        if waiting and status.phase == "ready":
-            out.print(f"{waiting} to be executed: use {way_to_go_on(run.spec, 'ready')}.")
     left = [line.left / line.budget for line in status.budgets if line.budget > 0 and line.used > 0]
     if left and not status.closed_form:
         out.print(
@@ -191,95 +166,10 @@ def _how_good(run: Run, status: RunStatus) -> str:
     evaluates = status.closed_form and status.phase == "ready" and run.spec.data.name not in (FLOWER, LOOP)
     training = f"{figure} {TRAINING_DATA}" if status.loss is not None or not evaluates else ""
     held_out = status.held_out.words if status.held_out is not None else ""
-    return "; ".join(filter(None, (training, held_out))) or _not_measured(run)
+    return "; ".join(filter(None, (training, held_out))) or not_measured(run)
 
 
-def _not_measured(run: Run) -> str:
+def not_measured(run: Run) -> str:
     """Return a hint with the command that measures a model."""
     figure = "Accuracy" if run.spec.regime.has_accuracy else "Mean squared error"
     return f"{figure}: not measured; sifu evaluate {escape(str(run.folder))} measures it."
-
-
-def missed_target(accuracy: float | None, target: float) -> str | None:
-    """Return a warning if training stopped at max_rounds below its target, else None."""
-    if target <= 0 or accuracy is None or accuracy >= target:
-        return None
-    return f"Training stopped at its limit of rounds: the target of {percent(target)} {TRAINING_DATA} was not reached."
-
-
-def outcome_values(outcome: Outcome) -> dict[str, Any]:
-    """Return an outcome as plain values."""
-    return asdict(outcome) | {"psi": finite_or_text(outcome.psi)}
-
-
-def outcomes_table(outcomes: list[Outcome]) -> Table:
-    """Return a table of requests with their outcomes."""
-    columns = ["request", "clients", "level", "-sigma", "-back to", "-rounds"]
-    figure = _figure(outcomes)
-    shown = table(*columns, *([f"-{figure.lower()}"] if figure else []))
-    for outcome in outcomes:
-        row = [
-            outcome.request,
-            whom_text(outcome.clients[:1], outcome.records)
-            + (f" +{len(outcome.clients) - 1}" if len(outcome.clients) > 1 else ""),
-            level_text(outcome.level),
-            number(outcome.sigma),
-            str(outcome.rollback_to),
-            str(outcome.rounds),
-        ]
-        if figure:
-            row.append(percent(outcome.accuracy) if figure == "Accuracy" else number(outcome.mean_squared_error))
-        shown.add_row(*row)
-    return shown
-
-
-def _figure(outcomes: list[Outcome]) -> str:
-    """Return the quality measure on training rows, accuracy or mean squared error; empty if nothing was measured."""
-    if any(outcome.mean_squared_error is not None for outcome in outcomes):
-        return "Mean squared error"
-    return "Accuracy" if any(outcome.accuracy is not None for outcome in outcomes) else ""
-
-
-def show_outcomes(run: Run, outcomes: list[Outcome]) -> Answer:
-    """Return the answer of `sifu forget`, with the requests that still lack approvals."""
-    values = {"run": str(run.folder), "requests": [outcome_values(outcome) for outcome in outcomes]}
-    lacking = _unapproved_lines(run)
-    if outcomes:
-        return Answer(values, partial(_print_outcomes, run, outcomes), *lacking)
-    nothing = f"No request waits. File one with: sifu request {run.folder} --clients A,B"
-    return Answer(values, *(["Nothing was executed.", *lacking] if lacking else [nothing]))
-
-
-def _unapproved_lines(run: Run) -> list[str]:
-    """Return a line for each request that waits for approvals, with the command that records one."""
-    if run.spec.requests.approval == "none":
-        return []
-    return [
-        f"Request {status.request} needs {approvals_words(status.approvals_missing)}, not by {status.filed_by}, who "
-        f"filed it: sifu decide {run.folder} {status.request} approve --actor NAME"
-        for status in run.request_records()
-        if status.approvals_missing
-    ][:MOST_CLIENTS]
-
-
-def _print_outcomes(run: Run, outcomes: list[Outcome]) -> None:
-    name = escape(str(run.folder))
-    out.print(outcomes_table(outcomes))
-    held_out, before = "", outcomes[-1].held_out_before
-    if outcomes[-1].held_out is not None:
-        held_out = f"The current model has {outcomes[-1].held_out.words}"
-        held_out += f", the one before {before.words.replace(before.where, 'on the same rows')}." if before else "."
-    figure = _figure(outcomes)
-    training = f"{figure} is {TRAINING_DATA}." if figure else ""
-    measured = " ".join(filter(None, (training, held_out))) or _not_measured(run)
-    out.print(f"Forgotten by: {', '.join(dict.fromkeys(outcome.method for outcome in outcomes))}. {measured}")
-    for outcome in outcomes:
-        missed = missed_target(outcome.accuracy, outcome.target)
-        if missed and outcome.rounds == 0:
-            out.print(
-                f"{outcome.request}: its model was released at once, below the target of {percent(outcome.target)}; "
-                f"sifu status {name} shows the rounds that followed"
-            )
-        elif missed:
-            out.print(f"[yellow]{outcome.request}: {missed}[/]")
-    out.print(f"Certificates are in {name}/certificates. Check them with: sifu verify {name}")

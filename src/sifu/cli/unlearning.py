@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import sifu
+from sifu.api import Outcome
 from sifu.choices import TermsGiven
 from sifu.cli.options import (
     ActorOption,
@@ -85,7 +86,7 @@ def request(
     While a command trains, the request waits in the run's inbox.
     """
     from sifu.cli.federation_commands import read_statement
-    from sifu.core.operator_words import FLOWER, LOOP, forgotten_words, way_to_go_on
+    from sifu.core.operator_words import forgotten_words
     from sifu.run.few_clients import consequences, staying_without
     from sifu.store.reader import names_now
 
@@ -110,14 +111,10 @@ def request(
         standing = "waits in the inbox of the running server, which will ingest it soon."
     elif status == "done":
         standing = "is already done."
-    elif recorded.approvals_missing:
-        decide = f"sifu decide {run} {received} approve --actor NAME"
-        needed = approvals_words(recorded.approvals_missing)
-        standing = f"is in the ledger, due {recorded.deadline[:10]}, and needs {needed}. Next: {decide}"
     else:
-        elsewhere = opened.spec.data.name in (FLOWER, LOOP)
-        way = f"{way_to_go_on(opened.spec, 'ready')} executes it" if elsewhere else f"sifu forget {run}"
-        standing = f"is in the ledger, due {recorded.deadline[:10]}. Next: {way}"
+        missing = recorded.approvals_missing
+        needs = f", and needs {approvals_words(missing)}" if missing else ""
+        standing = f"is in the ledger, due {recorded.deadline[:10]}{needs}. Next: {recorded.next}"
     count = len(terms["records"] or ()) if "records" in terms else None
     values: dict[str, Any] = {"request": received, "clients": names, "records": count, "status": status, "nonces": held}
     whom = names_text(names, escaped=False) if count is None else forgotten_words(names, count)
@@ -147,7 +144,6 @@ def forget(
     with its remaining records in the same command.
     """
     from sifu.api import open_run
-    from sifu.cli.run_output import show_outcomes
     from sifu.run.run_engines import solved_from_files
 
     _add_records(terms, clients, records, run)
@@ -171,9 +167,27 @@ def forget(
             filed=lambda _: _show_nonces(nonces),
             **terms,
         )
-    answer = show_outcomes(opened, outcomes)
+    answer = _show_outcomes(opened, outcomes)
     held = opened.committed(outcomes[-1].request, nonces) if nonces and outcomes else {}
     return Answer(answer.values | {"nonces": held}, *answer.shown, *_nonce_lines(nonces, held))
+
+
+def _show_outcomes(run: sifu.Run, outcomes: list[Outcome]) -> Answer:
+    """Return the answer of `sifu forget`, with the next command for each request that still waits."""
+    from sifu.cli.run_output import not_measured
+
+    values = {"run": str(run.folder), "requests": [outcome.to_mapping() for outcome in outcomes]}
+    waiting = [found for found in run.request_records() if found.approvals_missing]
+    lacking = [line for found in waiting[:10] for line in found.brief()]
+    if not outcomes:
+        nothing = f"No request waits. File one with: sifu request {run.folder} --clients A,B"
+        return Answer(values, *(["Nothing was executed.", *lacking] if lacking else [nothing]))
+    lines = [line for outcome in outcomes for line in outcome.lines()]
+    last = outcomes[-1]
+    if (last.accuracy, last.mean_squared_error, last.held_out) == (None, None, None):
+        lines.append(not_measured(run))
+    lines.append(f"Certificates are in {run.folder}/certificates. Check them with: sifu verify {run.folder}")
+    return Answer(values, *lines, *lacking)
 
 
 def _show_nonces(nonces: dict[str, str]) -> None:

@@ -8,6 +8,15 @@ TRAINING_DATA = "on the active clients' training data"
 """Data that accuracy is measured on if there are no held-out rows."""
 
 
+def missed_target_words(accuracy: float | None, target: float) -> str:
+    """Return a warning if training stopped at max_rounds below its target, else an empty string."""
+    if target <= 0 or accuracy is None or accuracy >= target:
+        return ""
+    return (
+        f"Training stopped at its limit of rounds: the target of {100 * target:.1f} % {TRAINING_DATA} was not reached."
+    )
+
+
 @dataclass(frozen=True)
 class HeldOutFigures:
     """Figures of a model on `rows` held-out rows, which belong to remaining clients or to no client.

@@ -35,6 +35,14 @@ def way_to_go_on(spec: Spec, phase: str) -> str:
     return "sifu train" if phase == "training" else "sifu forget"
 
 
+def way_to_execute(spec: Spec, folder: str) -> str:
+    """Return the command, the program, or the call from Python, that executes the requests of the run in `folder`."""
+    if spec.data.name == PYTHON:
+        return f"sifu.open_run({folder!r}, clients=...).forget()"
+    command = way_to_go_on(spec, "ready")
+    return f"{command} {folder}" if command == "sifu forget" else command
+
+
 def unmasked_setting(data_name: str, what: str = "statistics") -> str:
     """Return the setting that turns masking off, so that the server sees each client's `what`: statistics or updates.
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sifu.core.operator_words import OWN_FILES, PYTHON, way_to_go_on
+from sifu.core.operator_words import OWN_FILES, way_to_execute
 from sifu.core.spec import Spec
 from sifu.errors import NotCertifiableError, RunDamagedError
 from sifu.store.last_failure import last_failure, note_failure, remove_failure
@@ -49,7 +49,7 @@ def failure_of(reader: RunReader, row: RequestRow) -> str:
 def _way_out(reader: RunReader, row: RequestRow, *, damaged: bool) -> str:
     """Return advice on continuing a request after an error, and on ending a running request if the error persists."""
     folder, spec = shlex.quote(str(reader.folder)), Spec.from_mapping(reader.spec)
-    command, begun = _command(spec, folder), row.status == "running"
+    command, begun = way_to_execute(spec, folder), row.status == "running"
     sentence = (
         f"Request {row.request} is unfinished, and other requests wait for it: {command} continues it"
         if begun
@@ -71,14 +71,6 @@ def _way_out(reader: RunReader, row: RequestRow, *, damaged: bool) -> str:
         f"{sentence}; if the error stays, sifu decide {folder} {row.request} settle --reason TEXT ends it with the "
         "model it has reached."
     )
-
-
-def _command(spec: Spec, folder: str) -> str:
-    """Return the command, or the call from Python, that executes the requests of a run."""
-    if spec.data.name == PYTHON:
-        return f"sifu.open_run({folder!r}, clients=...).forget()"
-    command = way_to_go_on(spec, "ready")
-    return f"{command} {folder}" if command == "sifu forget" else command
 
 
 def _data_hint(spec: Spec) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
-from sifu.core.held_out_figures import HeldOutFigures
+from sifu.core.held_out_figures import TRAINING_DATA, HeldOutFigures, missed_target_words
+from sifu.core.ledger import finite_or_text
 from sifu.core.method_info import CLOSED_FORM
+from sifu.core.operator_words import forgotten_words, names_words
 from sifu.requests.certification import RecordedRequest, solves
 from sifu.run.run_view import ACTIVE
 from sifu.store.client_accuracy import read_held_out
@@ -160,6 +164,29 @@ class Outcome:
     held_out: HeldOutFigures | None = None
     mean_squared_error: float | None = None
     held_out_before: HeldOutFigures | None = field(default=None, compare=False)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the outcome as plain values, ready for JSON; an unbounded Psi becomes the string "inf"."""
+        return asdict(self) | {"psi": finite_or_text(self.psi)}
+
+    def lines(self) -> Iterator[str]:
+        """Yield the outcome as text, without what does not apply."""
+        whom = forgotten_words([names_words(self.clients)], self.records)
+        told = [f"{self.request}: {whom}", f"method {self.method}", f"level {self.level}"]
+        told += [f"sigma {self.sigma:.4g}"] if self.sigma else []
+        told += [f"from round {self.rollback_to}"] if self.rollback_to else []
+        told.append(f"{self.rounds} round{'' if self.rounds == 1 else 's'}")
+        if self.accuracy is not None:
+            told.append(f"accuracy {100 * self.accuracy:.1f} % {TRAINING_DATA}")
+        if self.mean_squared_error is not None:
+            told.append(f"mean squared error {self.mean_squared_error:.4g} {TRAINING_DATA}")
+        yield ", ".join(told)
+        if missed := missed_target_words(self.accuracy, self.target):
+            yield f"  {missed}"
+        if self.held_out is not None:
+            before = self.held_out_before
+            were = f", the one before {before.words.replace(before.where, 'on the same rows')}" if before else ""
+            yield f"  The current model has {self.held_out.words}{were}."
 
 
 def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
