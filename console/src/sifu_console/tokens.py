@@ -37,7 +37,7 @@ Right = Literal[
 """Rights of a person.
 
 `see` covers runs, clients, requests, plans and public certificates. `examine` covers confidential content:
-verification, the audit trail, the report, bundles and metrics. `set terms` covers every term of a request; without
+verification, the audit trail, the report and bundles. `set terms` covers every term of a request; without
 it, people may set `TERMS_OF_REQUESTERS` only.
 """
 
