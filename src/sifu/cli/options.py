@@ -18,33 +18,35 @@ from sifu.errors import InputError
 
 
 def answering(command: Callable[..., Any]) -> Callable[..., None]:
-    """Add `--format` to a command that returns an `Answer`, and print the answer; leave other commands unchanged."""
+    """Let Typer call a command that returns an `Answer`, and print the answer; leave other commands unchanged.
+
+    The command gets the option `--format`. A parameter `terms` becomes one option for each term of a request; the
+    command receives a `TermsGiven` that holds only the given terms.
+    """
     signature = inspect.signature(command, eval_str=True)
     if signature.return_annotation is not Answer:
         return command
+    takes_terms = "terms" in signature.parameters
+    options: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        options += TERM_PARAMETERS if parameter.name == "terms" else [parameter.replace(kind=parameter.KEYWORD_ONLY)]
     last = inspect.Parameter("format", inspect.Parameter.KEYWORD_ONLY, default=Format.text, annotation=FormatOption)
-    parameters = [
-        *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in signature.parameters.values()),
-        last,
-    ]
 
     @functools.wraps(command)
     def printing(*, format: Format, **values: Any) -> None:
         Answer.format = format
+        if takes_terms:
+            given = {parameter.name: values.pop(parameter.name) for parameter in TERM_PARAMETERS}
+            values["terms"] = {name: value for name, value in given.items() if value is not None}
         answer = command(**values)
         answer.print(format)
         if answer.code:
             raise typer.Exit(answer.code)
 
-    shown: Callable[..., None] = _with_parameters(printing, parameters)
-    return shown
-
-
-def _with_parameters(command: Any, parameters: list[inspect.Parameter], returns: Any = None) -> Any:
-    """Return the command with the signature that Typer reads."""
-    command.__signature__ = inspect.Signature(parameters, return_annotation=returns)
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return command
+    shown: Any = printing
+    shown.__signature__ = inspect.Signature([*options, last])
+    shown.__annotations__ = {parameter.name: parameter.annotation for parameter in (*options, last)}
+    return shown  # type: ignore[no-any-return]
 
 
 class Commands(typer.Typer):
@@ -132,34 +134,14 @@ def _option(name: str, kind: Any, about: Term) -> Any:
     ]
 
 
-TERM_OPTIONS: dict[str, Any] = {
-    name: _option(name, term.kind, term.about) for name, term in terms_on_offer().items() if name != "records"
-}
+TERM_PARAMETERS = [
+    inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_option(name, term.kind, term.about)
+    )
+    for name, term in terms_on_offer().items()
+    if name != "records"
+]
 """An option for each term of a request. The value of an option that is not given is None: the run's spec decides."""
-
-
-def takes_terms(command: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Replace the command's parameter `terms` by one option for each term of a request.
-
-    The command is called with a `TermsGiven` that holds only the given terms.
-    """
-    parameters: list[inspect.Parameter] = []
-    for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        if parameter.name == "terms":
-            parameters += [
-                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-                for name, annotation in TERM_OPTIONS.items()
-            ]
-        else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-
-    @functools.wraps(command)
-    def with_terms(**values: Any) -> Answer:
-        given = {name: values.pop(name) for name in TERM_OPTIONS}
-        return command(terms={name: value for name, value in given.items() if value is not None}, **values)
-
-    taking: Callable[..., Answer] = _with_parameters(with_terms, parameters, Answer)
-    return taking
 
 
 def flags(terms: Any) -> str:

@@ -26,7 +26,6 @@ from sifu.cli.options import (
     flags,
     option,
     read_records,
-    takes_terms,
 )
 from sifu.cli.output import Answer, Format, RoundsProgress, err, names_text, out
 from sifu.core.operator_words import approvals_words
@@ -34,7 +33,6 @@ from sifu.core.record_commitments import new_nonces
 from sifu.errors import InputError
 
 
-@takes_terms
 def plan(
     run: Annotated[Path, argument("DIR|SPEC", "The run folder; or a spec, before training.", callback=collect_run)],
     clients: ClientsOption = None,
@@ -65,7 +63,6 @@ def plan(
     return Answer(planned.to_mapping, *planned.lines(everything), end)
 
 
-@takes_terms
 def request(
     run: RunArgument,
     clients: ClientsOption = None,
@@ -127,7 +124,6 @@ def request(
     return Answer(values, f"Request {received} for {whom} {standing}", *warnings, *_nonce_lines(nonces, held))
 
 
-@takes_terms
 def forget(
     run: RunArgument,
     clients: ClientsOption = None,
