@@ -12,7 +12,6 @@ import pytest
 
 import sifu
 from sifu.errors import SifuWarning
-from sifu_console.live import LiveView
 from sifu_console.rendering import charts
 
 
@@ -20,11 +19,11 @@ def texts(svg: str) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(svg).iter() if element.tag == "text"]
 
 
-def test_accuracy_loss_and_clients_have_axes_values_and_a_target(service: Any) -> None:
-    live = LiveView(service.folder / "north").read()
+def test_accuracy_and_loss_have_axes_values_and_a_target(service: Any) -> None:
+    live = sifu.open_run(service.folder / "north").progress()
     drawings = re.findall(r"<svg.*?</svg>", charts(live))
-    assert [texts(drawing)[0] for drawing in drawings] == ["Training accuracy", "Training loss", "Clients in the round"]
-    for drawing, column in zip(drawings, (1, 2, 3), strict=True):
+    assert [texts(drawing)[0] for drawing in drawings] == ["Training accuracy", "Training loss"]
+    for drawing, column in zip(drawings, (1, 2), strict=True):
         words = texts(drawing)
         assert "round" in words  # the label of the horizontal axis
         figures = [word for word in words if re.fullmatch(r"-?[\d.e-]+(\u00a0%)?", word)]
@@ -41,18 +40,16 @@ def test_accuracy_loss_and_clients_have_axes_values_and_a_target(service: Any) -
 
 
 def test_the_points_are_what_was_recorded(service: Any) -> None:
-    view = LiveView(service.folder / "north")
-    live, run = view.read(), sifu.open_run(service.folder / "north")
-    assert live.participants == live.curve[-1][3]
+    run = sifu.open_run(service.folder / "north")
+    live = run.progress()
     assert live.accuracy == live.curve[-1][1] == run.status().accuracy
     assert live.curve[-1][2] == run.status().loss
-    assert view.read() == live
 
 
 def test_an_accuracy_of_an_earlier_round_names_the_round(service: Any) -> None:
     from dataclasses import replace
 
-    live = replace(LiveView(service.folder / "north").read(), target=0.9)
+    live = replace(sifu.open_run(service.folder / "north").progress(), target=0.9)
     last = live.curve[-1][0]
     assert "target 90.0\u00a0%</small>" in render_panel(replace(live, rounds=last))
     assert "after round" not in render_panel(replace(live, rounds=last))
@@ -67,18 +64,16 @@ def test_a_head_that_was_not_measured_shows_no_earlier_figures(tmp_path: Path) -
     np.savez(tmp_path / "rows.npz", x=generator.normal(size=(45, 4)), y=generator.integers(0, 2, 45), **data)
     spec = {"name": "npz", "file": str(tmp_path / "rows.npz"), "partition": "given", "preprocessing": "fixed"}
     run = sifu.train({"data": spec, "model": {"kind": "ridge", "outputs": 2}}, run=tmp_path / "run")
-    view = LiveView(tmp_path / "run")
-    assert (view.read().accuracy, view.read().participants) == (run.status().accuracy, 5)
-    assert view.read().accuracy is not None
+    assert run.progress().accuracy == run.status().accuracy
+    assert run.progress().accuracy is not None
     (tmp_path / "rows.npz").unlink()
     again = sifu.open_run(tmp_path / "run")
     again.request(["site-1"], "gone")
     with pytest.warns(SifuWarning, match="no accuracy is measured"):
-        again.release()
-    view.look_again()
-    live, status = view.read(), again.status()
+        again.update()
+    live, status = again.progress(), again.status()
     assert status.accuracy is status.held_out is None
-    assert (live.accuracy, live.participants, live.mean_squared_error) == (None, None, None)
+    assert (live.accuracy, live.mean_squared_error) == (None, None)
 
 
 def test_progress_is_against_the_prediction_and_not_the_limit(service: Any) -> None:
@@ -87,7 +82,12 @@ def test_progress_is_against_the_prediction_and_not_the_limit(service: Any) -> N
     from sifu_console.rendering import expected_words
 
     live = replace(
-        LiveView(service.folder / "north").read(), at_work=True, rounds=30, limit=2000, target=0.95, expected=57
+        sifu.open_run(service.folder / "north").progress(),
+        at_work=True,
+        rounds=30,
+        limit=2000,
+        target=0.95,
+        expected=57,
     )
     panel = render_panel(live)
     assert '<progress max="57" value="30"' in panel

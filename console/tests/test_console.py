@@ -13,12 +13,14 @@ import pytest
 from service_for_tests import wait_for_jobs
 
 import sifu
-from forged_runs import sign_again
+from forged_runs import execute, sign_again
 from sifu.core.request_terms import TERMS, RequestTerms
 from sifu.store.inbox import messages
 from sifu.store.projection import NewEvent
 from sifu.store.writer import RunWriter
+from sifu_console.app import Settings, make_app
 from sifu_console.jobs import Jobs
+from sifu_console.tokens import state_folder
 
 
 @pytest.mark.long
@@ -91,6 +93,15 @@ def test_a_run_that_was_signed_again_is_not_shown_but_named(service: Any, heads:
     assert listed["north"]["clients"] > 0
     assert service.browser("rita").get("/").status_code == 200
     assert program.get("/api/v1/pending").status_code == 200
+
+
+def test_a_run_damaged_before_the_start_is_listed_as_unreadable(service: Any) -> None:
+    execute(service.folder / "south", "UPDATE run SET value = '[[[' WHERE key = 'spec'")
+    service.app = make_app(Settings([service.folder], state_folder(service.folder)))
+    listed = {row["name"]: row for row in service.program("eve").get("/api/v1/runs").json()["runs"]}
+    assert ("error" in listed["south"], "error" in listed["north"]) == (True, False)
+    assert "cannot be read" in service.browser("eve").get("/").text
+    assert "cannot be read" not in service.browser("rita").get("/").text
 
 
 def test_filing_is_idempotent_by_id(service: Any) -> None:
@@ -224,19 +235,19 @@ def test_the_console_names_the_command_for_what_it_cannot_execute(
 
 def test_many_who_look_at_a_run_at_work_share_one_look(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Viewers within a second share one read of a busy run."""
-    from sifu_console import live
+    from sifu_console import runs
 
     looks = 0
-    original = live.LiveView._read
+    original = sifu.Run.progress
 
-    def counted(view: Any, *arguments: Any) -> Any:
+    def counted(run: Any) -> Any:
         nonlocal looks
         looks += 1
-        return original(view, *arguments)
+        return original(run)
 
-    monkeypatch.setattr(live.LiveView, "_read", counted)
+    monkeypatch.setattr(sifu.Run, "progress", counted)
     north, eve = service.key("north"), service.program("eve")
-    monkeypatch.setattr(live, "FRESH_FOR", 1000.0)
+    monkeypatch.setattr(runs, "FRESH_FOR", 1000.0)
     with RunWriter.open(service.folder / "north") as writer:
         assert eve.get(f"/runs/{north}").status_code == 200
         looks = 0
@@ -256,9 +267,9 @@ def test_viewers_of_a_run_at_work_share_a_plan_and_lists_do_not_wait_for_it(
     service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While rounds are written, a slow plan is computed once for all viewers, and other pages are served meanwhile."""
-    from sifu_console import live
+    from sifu_console import runs
 
-    monkeypatch.setattr(live, "FRESH_FOR", 0.0)
+    monkeypatch.setattr(runs, "FRESH_FOR", 0.0)
     south, begun, may_end, plans = service.key("south"), threading.Event(), threading.Event(), 0
     original = sifu.Run.plan_of
 
@@ -289,15 +300,15 @@ def test_viewers_of_a_run_at_work_share_a_plan_and_lists_do_not_wait_for_it(
         decision = {"request": "waits", "decision": "verified"}
         assert service.program("ann").post(f"/api/v1/runs/{south}/decisions", json=decision).status_code == 200
         assert service.program("eve").get(page).status_code == 200
-        assert plans == 2  # an event other than a round invalidates the plan
+        assert plans == 2  # a change by this console invalidates the plan
 
 
 def test_no_more_than_some_results_are_remembered(service: Any) -> None:
-    from sifu_console.served_run import MOST_REMEMBERED
+    from sifu_console.runs import MOST_REMEMBERED
 
-    run = service.app._app.state.console.service.every_run()[service.key("north")]
+    run = service.app._app.state.console.runs.every_run()[service.key("north")]
     for number in range(3 * MOST_REMEMBERED):
-        assert run.remembered(("plan", number), lambda number=number: number, run.lock) == number
+        assert run.remembered(("plan", number), lambda number=number: number) == number
     assert len(run._memory) <= MOST_REMEMBERED
 
 

@@ -319,7 +319,7 @@ def test_logs_and_addresses_hold_nothing_confidential(service: Any, caplog: pyte
 def test_what_breaks_is_logged_by_its_kind_alone(
     service: Any, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
-    from sifu_console.served_run import ServedRun
+    from sifu_console.runs import ServedRun
 
     def broken(*arguments: object) -> None:
         raise ZeroDivisionError("client-001 is in this text")

@@ -106,7 +106,7 @@ def test_the_overview_counts_what_is_open_late_and_done(busy_service: Any, monke
     monkeypatch.setattr(
         deadlines, "days_until", lambda deadline, now: original(deadline, now + datetime.timedelta(days=4))
     )
-    for run in busy_service.app._app.state.console.service.every_run().values():
+    for run in busy_service.app._app.state.console.runs.every_run().values():
         run.written()
     page = busy_service.browser("ann").get("/overview").text
     assert re.search(r'<dt>Overdue</dt><dd class="bad">1<', page)

@@ -10,7 +10,7 @@ import pytest
 
 from run_tools import Command
 from sifu.errors import InputError, RunDamagedError
-from sifu_console.service import ConsoleService
+from sifu_console.runs import ServedRuns
 from sifu_console.tokens import RIGHTS, ROLES, TokenFile, rights_of, state_folder
 
 
@@ -108,8 +108,8 @@ def test_a_console_starts_beside_records_that_cannot_be_read(tmp_path: Path, con
     state = tmp_path / ".sifu-console"
     state.mkdir()
     (state / "verifications.json").write_text(content)
-    service = ConsoleService([tmp_path], state)
-    assert service.jobs.verifications() == {}
+    runs = ServedRuns([tmp_path], state)
+    assert runs.jobs.verifications() == {}
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp
 from sifu.errors import SifuError
 from sifu_console import __version__, finding, json_api, pages, request_pages
 from sifu_console.asking import Console, NotKnownError, answer_to, console_of, status_code
+from sifu_console.runs import ServedRuns
 from sifu_console.security import PROBES, Guard, RateLimit, refused
-from sifu_console.service import ConsoleService
 from sifu_console.tokens import Sessions, TokenFile
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Settings:
 def make_app(settings: Settings) -> ASGIApp:
     """Return the application, ready for a server."""
     tokens = TokenFile(settings.state)
-    service = ConsoleService(settings.folders, settings.state)
+    runs = ServedRuns(settings.folders, settings.state)
     logins = RateLimit(LOGINS_PER_SECOND, LOGINS_AT_ONCE)
     app = FastAPI(
         title="sifu console",
@@ -58,7 +58,7 @@ def make_app(settings: Settings) -> ASGIApp:
             Exception: _unexpected,
         },
     )
-    app.state.console = Console(service, tokens, Sessions(tokens), settings.secure_cookie, logins, settings.provider)
+    app.state.console = Console(runs, tokens, Sessions(tokens), settings.secure_cookie, logins, settings.provider)
     for path in PROBES:
         app.add_api_route(path, _probe, include_in_schema=False)
     app.include_router(json_api.router)
@@ -124,7 +124,7 @@ def _probe(request: Request) -> Response:
         console = console_of(request)
         try:
             console.tokens.all()
-            console.service.every_run()
+            console.runs.every_run()
         except (SifuError, OSError) as error:
             return JSONResponse({"status": "not ready", "because": type(error).__name__}, 503)
     return JSONResponse({"status": "ok"})

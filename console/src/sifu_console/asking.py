@@ -22,14 +22,13 @@ from sifu.errors import (
     SifuError,
     VerificationError,
 )
-from sifu.requests.deadlines import DEADLINE_DAYS
+from sifu_console.runs import ServedRun, ServedRuns, UnknownError
 from sifu_console.security import RateLimit
-from sifu_console.served_run import ServedRun, UnknownError
-from sifu_console.service import ConsoleService
 from sifu_console.tokens import NotAllowedError, Sessions, Token, TokenFile, Visitor
 
 MOST_CLIENTS = 10_000
 MOST_FIELDS = 100
+DEADLINE_DAYS = 30
 SEPARATORS = re.compile(r"[,;|\t\r\n]")
 _ROW_NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
 
@@ -38,7 +37,7 @@ _ROW_NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
 class Console:
     """The objects that every handler needs."""
 
-    service: ConsoleService
+    runs: ServedRuns
     tokens: TokenFile
     sessions: Sessions
     secure_cookie: bool
@@ -90,9 +89,9 @@ class Visit:
         return self.visitor.token
 
     @property
-    def service(self) -> ConsoleService:
-        """The runs."""
-        return console_of(self.request).service
+    def runs(self) -> ServedRuns:
+        """The runs of the console."""
+        return console_of(self.request).runs
 
     def text(self, name: str) -> str:
         """Return a field of the form, or an empty string."""
@@ -128,7 +127,7 @@ Visiting = Annotated[Visit, Depends(visiting)]
 
 def run_of(visit: Visiting, run: str) -> ServedRun:
     """Return the run that the URL names."""
-    return visit.service.find(visit.who, run)
+    return visit.runs.find(visit.who, run)
 
 
 RunOf = Annotated[ServedRun, Depends(run_of)]

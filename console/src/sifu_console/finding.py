@@ -8,7 +8,6 @@ import io
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -19,8 +18,7 @@ from sifu.store.actors import same_person
 from sifu.store.times import current_time, time_of, utc_now
 from sifu_console.asking import RunOf, Visit, Visiting, console_of
 from sifu_console.pages import page_number, pager, show
-from sifu_console.request_lines import RequestLine
-from sifu_console.served_run import ServedRun
+from sifu_console.runs import Line, ServedRun
 
 router = APIRouter()
 LINES_PER_PAGE = 100
@@ -30,6 +28,9 @@ STATES = ("open", "overdue", "received", "waiting for approval", "approved", "ru
           "withdrawn")  # fmt: skip
 """Filters of the list of requests: a state, all open requests, or all overdue requests."""
 FILTERS = ("state", "run", "level", "text", "page")
+COLUMNS = ("run", "name", "number", "request", "state", "level", "deadline", "overdue", "received", "finished",
+           "clients", "method", "filed_by", "approvals", "approvals_missing", "records")  # fmt: skip
+"""Columns of the list as CSV."""
 KINDS = {"": "all", "request": "of requests", "rolled back": "of rollbacks", "key": "of keys"}
 """Labels of the audit trail's filters, by prefix of the event kind."""
 
@@ -39,7 +40,7 @@ KINDS = {"": "all", "request": "of requests", "rolled back": "of rollbacks", "ke
 def list_requests(visit: Visiting) -> Response:
     """Show the visitor's visible requests that match the filters."""
     chosen = _filters(visit)
-    narrowed = [line for line in visit.service.lines(visit.who) if _fits(line, chosen)]
+    narrowed = [line for line in visit.runs.lines(visit.who) if _fits(line, chosen)]
     return show(
         "requests.html",
         visit.visitor,
@@ -47,7 +48,7 @@ def list_requests(visit: Visiting) -> Response:
         chosen=chosen,
         states=STATES,
         levels=LEVELS[::-1],
-        runs=visit.service.runs(visit.who),
+        runs=visit.runs.of(visit.who),
         posted=visit.request.method == "POST",
     )
 
@@ -58,10 +59,11 @@ def download_requests(visit: Visiting) -> Response:
     """Return all pages of the filtered list of requests as CSV."""
     chosen, text = _filters(visit), io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(field.name for field in fields(RequestLine))
-    for line in visit.service.lines(visit.who):
+    writer.writerow(COLUMNS)
+    for line in visit.runs.lines(visit.who):
         if _fits(line, chosen):
-            writer.writerow(_cell(value) for value in asdict(line).values())
+            values = line.to_mapping()
+            writer.writerow(_cell(values[name]) for name in COLUMNS)
     headers = {"Content-Disposition": 'attachment; filename="requests.csv"'}
     return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
 
@@ -73,13 +75,14 @@ def _filters(visit: Visit) -> dict[str, str]:
     return {name: given.get(name, "").strip()[:200] if posted or name != "text" else "" for name in FILTERS}
 
 
-def _fits(line: RequestLine, chosen: Mapping[str, str]) -> bool:
-    narrowed = {"open": not line.settled, "overdue": line.overdue and not line.settled, "": True}
-    words = " ".join((line.request, line.name, line.filed_by, line.method, *line.clients)).casefold()
+def _fits(line: Line, chosen: Mapping[str, str]) -> bool:
+    request = line.request
+    narrowed = {"open": not line.settled, "overdue": request.overdue and not line.settled, "": True}
+    words = " ".join((request.request, line.run.name, request.filed_by, request.method, *request.clients)).casefold()
     return (
         narrowed.get(chosen["state"], line.state == chosen["state"])
-        and chosen["run"] in ("", line.run)
-        and chosen["level"] in ("", line.level)
+        and chosen["run"] in ("", line.run.key)
+        and chosen["level"] in ("", request.level)
         and chosen["text"].casefold() in words
     )
 
@@ -94,7 +97,7 @@ def _cell(value: Any) -> str:
 def show_overview(visit: Visiting) -> Response:
     """Show the overview for a data-protection officer: open, overdue and recently settled requests."""
     visit.who.demand("see")
-    lines = visit.service.lines(visit.who)
+    lines = visit.runs.lines(visit.who)
     now = current_time()
     since = now - datetime.timedelta(days=RECENT_DAYS)
     recent = [line for line in lines if line.settled and time_of(line.finished) >= since]
@@ -107,9 +110,9 @@ def show_overview(visit: Visiting) -> Response:
         open=[line for line in lines if not line.settled],
         recent=recent,
         done=done,
-        levels=Counter(line.level for line in done),
+        levels=Counter(line.request.level for line in done),
         every_level=LEVELS[::-1],
-        runs=len(visit.service.runs(visit.who)),
+        runs=len(visit.runs.of(visit.who)),
     )
 
 
@@ -119,9 +122,9 @@ def show_people(visit: Visiting) -> Response:
     visit.who.demand("examine")
     did: dict[str, Counter[str]] = {}
     names: dict[str, str] = {}
-    for run in visit.service.runs(visit.who):
+    for run in visit.runs.of(visit.who):
         with suppress(SifuError):  # an unreadable run is reported in the list of runs
-            for step in (step for row in run.requests(visit.who) for step in row.record.steps):
+            for step in (step for line in run.requests(visit.who) for step in line.request.steps):
                 person = same_person(step.actor)
                 names.setdefault(person, step.actor)
                 did.setdefault(person, Counter())[step.status] += 1
@@ -151,10 +154,10 @@ def _trail(visit: Visit, run: ServedRun | None) -> Response:
     asked_for = visit.request.query_params
     number, kind = page_number(asked_for.get("page", "")), asked_for.get("kind", "")
     kind = kind if kind in KINDS else ""
-    events, count = visit.service.trail(visit.who, run, kind, number, EVENTS_PER_PAGE)
+    events, count = visit.runs.trail(visit.who, run, kind, EVENTS_PER_PAGE * number)
     values: dict[str, Any] = {
         "run": run,
-        "events": events,
+        "events": events[EVENTS_PER_PAGE * (number - 1) :],
         "count": count,
         "page": number,
         "pages": -(-count // EVENTS_PER_PAGE),

@@ -15,10 +15,9 @@ from sifu.choices import Decision, terms_on_offer
 from sifu.core.ledger import plain_values
 from sifu.core.request_terms import AUTO
 from sifu.errors import SifuError
-from sifu_console.asking import MOST_CLIENTS, RunOf, Visiting, terms_given
-from sifu_console.request_lines import NumberedRequest
+from sifu_console.asking import DEADLINE_DAYS, MOST_CLIENTS, RunOf, Visiting, terms_given
 from sifu_console.request_pages import bundle
-from sifu_console.served_run import RECEIVED
+from sifu_console.runs import RECEIVED
 
 API = "/api/v1"
 
@@ -49,7 +48,7 @@ class Filed(Body):
 
     clients: Clients
     request: str | None = Field(None, description="Your own id; the same again changes nothing.")
-    deadline_days: int = Field(30, ge=0)
+    deadline_days: int = Field(DEADLINE_DAYS, ge=0)
     terms: Terms = Field(default_factory=Terms)
 
 
@@ -107,9 +106,9 @@ def given(terms: BaseModel) -> Any:
 def list_runs(visit: Visiting) -> Response:
     """List every run with its current state."""
     listed = []
-    for run in visit.service.runs(visit.who):
+    for run in visit.runs.of(visit.who):
         try:
-            live = asdict(run.live()) if visit.who.may("see") else {}
+            live = asdict(run.progress()) if visit.who.may("see") else {}
         except SifuError as error:  # an unreadable run must not hide other runs
             live = {"error": str(error)}
         listed.append({"run": run.key, "name": run.name} | {key: live[key] for key in live if key != "curve"})
@@ -120,34 +119,27 @@ def list_runs(visit: Visiting) -> Response:
 def pending(visit: Visiting) -> Response:
     """List the open requests of all runs, overdue ones first."""
     visit.who.demand("see")
-    return answer({"requests": [asdict(line) for line in visit.service.lines(visit.who) if not line.settled]})
+    return answer({"requests": [line.to_mapping() for line in visit.runs.lines(visit.who) if not line.settled]})
 
 
 @router.get("/runs/{run}")
 def show_run(visit: Visiting, run: RunOf) -> Response:
     """Return one run: its current state, accuracy curve and last verification."""
     about = {"run": run.key, "name": run.name, "verification": run.verification(visit.who)}
-    return answer(about | {"jobs": [asdict(job) for job in run.jobs.of_run(run.key)]} | asdict(run.live()))
+    return answer(about | {"jobs": [asdict(job) for job in run.jobs.of_run(run.key)]} | asdict(run.progress()))
 
 
 @router.get("/runs/{run}/requests")
 def list_requests(visit: Visiting, run: RunOf) -> Response:
     """List the requests of a run, those in its inbox, and those refused before they were in its ledger."""
-    recorded = [_request(numbered) for numbered in run.requests(visit.who)]
-    posted = [row.to_mapping() for row in run.posted(visit.who)]
-    posted = [{key: row[key] for key in row if key != "run"} for row in posted]
-    refused = [asdict(line) for line in run.refused(visit.who)]
-    return answer({"requests": recorded, "posted": posted, "refused": refused})
-
-
-def _request(numbered: NumberedRequest) -> dict[str, Any]:
-    return {"number": numbered.number} | numbered.record.to_mapping() | {"state": numbered.state}
+    parts = {"requests": run.requests, "posted": run.posted, "refused": run.refused}
+    return answer({name: [line.to_mapping() for line in read(visit.who)] for name, read in parts.items()})
 
 
 @router.get("/runs/{run}/requests/{number:int}")
 def show_request(visit: Visiting, run: RunOf, number: int) -> Response:
     """Return one request with all its steps."""
-    return answer(_request(run.request(visit.who, number)))
+    return answer(run.request(visit.who, number).to_mapping())
 
 
 @router.post("/runs/{run}/requests", status_code=201)
@@ -158,7 +150,7 @@ def file_request(visit: Visiting, run: RunOf, body: Filed) -> Response:
     told = {"nonces": nonces} if terms.get("records") else {}
     if not visit.who.may("see"):
         return answer({"request": filed, "status": RECEIVED} | told, 201)
-    numbers = (row.number for row in run.requests(visit.who) if row.record.request == filed)
+    numbers = (line.request.number for line in run.requests(visit.who) if line.request.request == filed)
     about = {"request": filed, "number": next(numbers, None), "status": run.run.request_status(filed)}
     return answer(about | told, 201)
 

@@ -15,9 +15,6 @@ from sifu.core.method_info import METHOD_INFOS
 from sifu.core.operator_words import psi_words
 from sifu.core.request_terms import AUTO
 from sifu.errors import InputError, NotCertifiableError, SifuError
-from sifu.requests.filing import usual_terms
-from sifu.run.run_view import RunView
-from sifu.store.reader import clients_now, plain_name
 from sifu_console.asking import (
     Console,
     RunOf,
@@ -32,8 +29,8 @@ from sifu_console.asking import (
     terms_given,
 )
 from sifu_console.rendering import render
+from sifu_console.runs import RECEIVED, REPORT, ServedRun
 from sifu_console.security import origin_of
-from sifu_console.served_run import RECEIVED, REPORT, ServedRun
 from sifu_console.tokens import COOKIE, LONGEST_SECONDS, TERMS_OF_REQUESTERS, Session, Token, Visitor
 
 router = APIRouter()
@@ -118,12 +115,12 @@ def log_out(visit: Visiting) -> Response:
 @router.get("/")
 def home(visit: Visiting) -> Response:
     """Show all runs and their open requests."""
-    lines, sees = visit.service.lines(visit.who), visit.who.may("see")
+    lines, sees = visit.runs.lines(visit.who), visit.who.may("see")
     lines = [line for line in lines if not (sees and line.settled)]
     runs = []
-    for run in visit.service.runs(visit.who):
+    for run in visit.runs.of(visit.who):
         try:
-            runs.append((run, run.live() if sees else None, ""))
+            runs.append((run, run.progress() if sees else None, ""))
         except SifuError as error:  # an unreadable run must not hide other runs
             runs.append((run, None, str(error)))
     return show("home.html", visit.visitor, runs=runs, lines=lines[:MOST_LINES], more=len(lines) - MOST_LINES)
@@ -139,11 +136,12 @@ def show_run(visit: Visiting, run: RunOf) -> Response:
 
 def _run_values(run: ServedRun, who: Token, chosen: int | None = None) -> dict[str, Any]:
     spec, may_see = run.run.spec, who.may("see")
-    clients = [client for client in _clients(run) if client[1]] if may_see and who.may("file") else []
+    picked = run.status(who).clients if may_see and who.may("file") else ()
+    clients = [(number, client.name) for number, client in enumerate(picked) if client.state == "active"]
     offered = terms_on_offer()
     return {
         "run": run,
-        "live": run.live() if may_see else None,
+        "live": run.progress() if may_see else None,
         "spec": spec,
         "lines": run.lines(who),
         "verified": run.verification(who) if may_see else None,
@@ -152,23 +150,16 @@ def _run_values(run: ServedRun, who: Token, chosen: int | None = None) -> dict[s
         "approval": spec.requests.approval,
         "terms_offered": offered if who.may("set terms") else {name: offered[name] for name in TERMS_OF_REQUESTERS},
         "methods": [AUTO, *METHOD_INFOS],
-        "usual": usual_terms(spec, ["-"]).to_mapping(),
-        "clients": [name for name, _, _ in clients[:MOST_PICKED]],
-        "fields": {"clients": "".join(name for name, _, number in clients if number == chosen)},
+        "usual": run.run.usual_terms().to_mapping(),
+        "clients": [name for _, name in clients[:MOST_PICKED]],
+        "fields": {"clients": "".join(name for number, name in clients if number == chosen)},
         "errors": {},
     }
 
 
-def _clients(run: ServedRun) -> list[tuple[str, bool, int]]:
-    """Return the name of each client of a run, whether it can be forgotten, and its number."""
-
-    def read() -> list[tuple[str, bool, int]]:
-        with run.run.snapshot() as reader:  # not the shared view: a plan in another thread may be using it
-            active = set(RunView(reader).active.tolist())
-            now = enumerate(clients_now(reader))
-            return [(plain_name(reader, client), client in active, number) for number, client in now]
-
-    return run.remembered(("clients",), read, run.lists_lock)
+def _names(run: ServedRun, who: Token) -> set[str]:
+    """Return the names of the clients, which may contain separators, or nothing for those who may not see them."""
+    return {client.name for client in run.status(who).clients} if who.may("see") else set()
 
 
 @router.get("/runs/{run}/clients")
@@ -203,7 +194,7 @@ def file_request(visit: Visiting, run: RunOf) -> Response:
     """File the request in the form, or show its plan if the form asks for one."""
     who, fields = visit.who, visit.fields
     try:
-        clients = client_names(visit.text("clients"), {name for name, _, _ in _clients(run)})
+        clients = client_names(visit.text("clients"), _names(run, who))
         terms = terms_given({name: visit.text(name) for name in terms_on_offer()})
         if "plan" in fields:
             terms["method"] = AUTO

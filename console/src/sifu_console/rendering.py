@@ -10,12 +10,12 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
+from sifu.api.progress import Progress
 from sifu.choices import terms_on_offer
 from sifu.core.observers import observers_of
 from sifu.planning.plan import rounds_words
 from sifu.report.report_words import moment, number, templates
 from sifu.version import __version__
-from sifu_console.live import Live
 
 LEVEL_WORDS = {
     "exact": "Exact: the forgotten data have no influence on the models released from this request on.",
@@ -30,7 +30,7 @@ def _environment() -> Environment:
     environment = templates("sifu_console", "templates", spaces="\n\t\u00a0")
     environment.filters.update(moment=moment, percent=_percent, number=functools.partial(number, digits=4))
     environment.filters.update(names=_names, observers=observers_of, charts=charts, rounds=rounds_words)
-    environment.filters.update(expected=expected_words, measured=measured_words, duration=_duration)
+    environment.filters.update(expected=expected_words, measured=measured_words)
     environment.globals["level_words"] = LEVEL_WORDS
     environment.globals["version"] = __version__
     environment.globals["terms_on_offer"] = terms_on_offer()
@@ -46,7 +46,7 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}\u00a0%"
 
 
-def expected_words(live: Live) -> str:
+def expected_words(live: Progress) -> str:
     """Return a phrase on the expected number of rounds of the current work."""
     if not live.at_work:
         return "no job is running"
@@ -54,19 +54,11 @@ def expected_words(live: Live) -> str:
     return f"of exactly {live.limit:,}" if live.target <= 0 else f"{about}; at most {live.limit:,}"
 
 
-def measured_words(live: Live) -> str:
+def measured_words(live: Progress) -> str:
     """Return a note on the training accuracy: its round, if later rounds were run since, and the target."""
     at = live.curve[-1][0] if live.curve and live.accuracy is not None else live.rounds
     late = f"after round {at:,}; " if at < live.rounds else ""
     return late + (f"target {_percent(live.target)}" if live.target > 0 else "no target")
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _names(names: Sequence[str], most: int = 3) -> str:
@@ -80,27 +72,26 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 350, 26, 150
 """Edges of the plot; labels are drawn outside them."""
 
 
-def charts(live: Live) -> Markup:
-    """Return charts of accuracy, loss and participants by round; a chart needs at least two points."""
+def charts(live: Progress) -> Markup:
+    """Return charts of accuracy and loss by round; a chart needs at least two points."""
     series: list[tuple[str, list[tuple[int, float | None]], Callable[[float], str], float | None]] = [
         ("Training accuracy", [(point[0], point[1]) for point in live.curve], _axis_percent, live.target or None),
         ("Training loss", [(point[0], point[2]) for point in live.curve], "{:.3g}".format, None),
-        ("Clients in the round", [(point[0], point[3]) for point in live.curve], "{:.0f}".format, None),
     ]
     drawn = Markup()
     for title, rows, words, target in series:
         points = [(at, value) for at, value in rows if value is not None and math.isfinite(value)]
         if len(points) > 1:
-            drawn += _chart(title, points, words, target, whole=title.startswith("Clients"))
+            drawn += _chart(title, points, words, target)
     return drawn
 
 
 def _chart(
-    title: str, points: Sequence[tuple[int, float]], words: Callable[[float], str], target: float | None, *, whole: bool
+    title: str, points: Sequence[tuple[int, float]], words: Callable[[float], str], target: float | None
 ) -> Markup:
     values = [value for _, value in points] + ([] if target is None else [target])
-    low, high = (0.0, max(values)) if whole else (min(values), max(values))
-    ticks = _ticks(low, high, whole)
+    low, high = min(values), max(values)
+    ticks = _ticks(low, high, False)
     low, high = min(low, ticks[0]), max(high, ticks[-1])
     first, last = points[0][0], points[-1][0]
 

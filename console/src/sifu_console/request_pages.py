@@ -9,16 +9,15 @@ from typing import Any, cast
 from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
 
+from sifu import RequestTerms
 from sifu.choices import terms_on_offer
 from sifu.core.operator_words import rows_words
-from sifu.core.request_terms import AUTO, RequestTerms
+from sifu.core.request_terms import AUTO
 from sifu.errors import InputError, NotCertifiableError
-from sifu.requests.filing import usual_terms
-from sifu.run.clients_and_engine import executed_elsewhere
 from sifu.store.actors import same_person
 from sifu_console.asking import RunOf, Visit, Visiting, terms_given
 from sifu_console.pages import check_confirmed, show, way_back
-from sifu_console.served_run import ServedRun
+from sifu_console.runs import ServedRun
 from sifu_console.tokens import Token
 
 router = APIRouter()
@@ -28,31 +27,29 @@ router = APIRouter()
 def show_request(visit: Visiting, run: RunOf, number: int) -> Response:
     """Show one request with the possible decisions, and a comparison of methods or the certificate's statements."""
     who = visit.who
-    numbered, spec = run.request(who, number), run.run.spec
-    status, terms = numbered.record, cast("RequestTerms", numbered.record.terms)  # known of all in the ledger
-    usual, waits = usual_terms(spec, status.clients), status.waits
+    (_, record, state), spec = run.request(who, number), run.run.spec
+    terms, usual = cast("RequestTerms", record.terms), run.run.usual_terms(record.clients)
     plan, others, certificate, refusal = None, None, None, ""
-    if waits and who.may("see"):
+    if record.waits and who.may("see"):
         try:
-            plan = run.plan_of(who, status.request)
+            plan = run.plan_of(who, record.request)
             others = plan if plan.ways else _other_options(run, who, terms)
         except NotCertifiableError as error:
             refusal = str(error)
         except InputError:  # the request has started meanwhile and needs no plan
             pass
     # Requesters may name row numbers, but may not see the identities of these rows.
-    identities = run.identities(who, status.request) if who.may("see") else ()
-    if status.status == "done":
+    identities = run.identities(who, record.request) if who.may("see") else ()
+    if record.status == "done":
         certificate = run.certificate(who, number)
     return show(
         "request.html",
         visit.visitor,
         run=run,
-        number=numbered.number,
-        record=numbered.record,
-        status=status,
-        state=numbered.state,
-        waits=waits and numbered.state != "running",
+        number=number,
+        status=record,
+        state=state,
+        waits=record.waits and state != "running",
         plan=plan,
         others=others,
         refusal=refusal,
@@ -61,11 +58,11 @@ def show_request(visit: Visiting, run: RunOf, number: int) -> Response:
         changed=[name for name in terms_on_offer() if getattr(terms, name) != getattr(usual, name)],
         answer=_paragraphs(certificate.lines(everything=True)) if certificate else None,
         body=certificate.body if certificate else None,
-        live=run.live() if who.may("see") else None,
-        jobs=[job for job in run.jobs.of_run(run.key) if job.request == status.request][:1],
-        own=same_person(who.name) == same_person(status.filed_by),
+        live=run.progress() if who.may("see") else None,
+        jobs=[job for job in run.jobs.of_run(run.key) if job.request == record.request][:1],
+        own=same_person(who.name) == same_person(record.filed_by),
         approval=spec.requests.approval,
-        elsewhere=executed_elsewhere(spec),
+        elsewhere=run.run.executed_elsewhere,
     )
 
 

@@ -25,7 +25,6 @@ from fastapi import Request
 
 from sifu.errors import InputError, RunDamagedError, SifuError
 from sifu.store.actors import actor_name, same_address, same_person
-from sifu.store.database import DATABASE
 from sifu.store.files import private_folder, write_atomically
 from sifu.store.times import current_time, utc_now
 
@@ -110,7 +109,7 @@ class Token:
 
 def state_folder(folder: Path) -> Path:
     """Return the folder of the console's own files: inside a folder of runs, or next to a single run."""
-    return folder.with_name(f"{folder.name}.console") if (folder / DATABASE).exists() else folder / ".sifu-console"
+    return folder.with_name(f"{folder.name}.console") if (folder / "run.db").exists() else folder / ".sifu-console"
 
 
 class TokenFile:

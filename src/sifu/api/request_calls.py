@@ -21,13 +21,14 @@ from sifu.api.run_requests import (
 from sifu.choices import Decided, TermsGiven
 from sifu.core.certificate_words import Certificate, CertificateForm
 from sifu.core.record_commitments import record_commitment
+from sifu.core.request_terms import RequestTerms
 from sifu.data.read_once import reading_once
 from sifu.errors import InputError
 from sifu.methods.registry import also_left_out, plan_request
 from sifu.planning.plan import Plan
 from sifu.requests.certification import no_certificate
 from sifu.requests.deadlines import DEADLINE_DAYS
-from sifu.requests.filing import check_new, commitments_of, receive
+from sifu.requests.filing import check_new, commitments_of, receive, usual_terms
 from sifu.requests.issue import settle
 from sifu.requests.messages import id_of_signed, ingest, post_decision
 from sifu.requests.outcome import Outcome, outcome_of
@@ -108,6 +109,10 @@ class RequestCalls(RunFolder):
         message |= {"commitments": commitments} if commitments else {}
         post(self.folder, "request", posted, message)
         return posted
+
+    def usual_terms(self, clients: Sequence[str] = ("-",)) -> RequestTerms:
+        """Return the terms of a request for `clients` with the defaults of the run's spec."""
+        return usual_terms(self.spec, clients)
 
     def committed(self, request: str, nonces: Mapping[str, str]) -> dict[str, str]:
         """Return the `nonces` that open a commitment of `request`, by identity of the record.

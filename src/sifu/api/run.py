@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from sifu.api.evaluation import Evaluated, evaluate
 from sifu.api.history import HistoryRow, history_of
+from sifu.api.progress import Progress, progress_of
 from sifu.api.request_calls import RequestCalls
 from sifu.api.run_requests import Updated, bring_up_to_date
 from sifu.api.safekeeping import back_up, rotate_key
 from sifu.api.status import RunStatus, status_of
+from sifu.api.trail import Trail, trail_of
 from sifu.choices import MeasuredOn
 from sifu.data.read_once import reading_once
 from sifu.errors import InputError
@@ -24,6 +26,7 @@ from sifu.run.recorded_data import OWNER, clients_of_file, not_there_yet
 from sifu.run.training import ProgressCallback
 from sifu.store import keys
 from sifu.store.keys import keys_of
+from sifu.store.seen_heads import check_seen
 from sifu.verify.integrity import check_integrity
 from sifu.verify.verification import Verification, verify_run
 
@@ -149,6 +152,22 @@ class Run(RequestCalls):
         """Return clients, rounds, Psi, kept models and requests."""
         with self.view() as view:
             return status_of(view)
+
+    def progress(self) -> Progress:
+        """Return the progress of the current work and the number of waiting requests; faster than `status`."""
+        with self.snapshot() as reader:
+            check_seen(reader)
+            return progress_of(reader)
+
+    def trail(self, kind: str = "", most: int = 100) -> Trail:
+        """Return the latest events of the record, the last one first.
+
+        Args:
+            kind: Prefix of the event kinds to include, such as "request", or all if empty.
+            most: Maximum number of events.
+        """
+        with self.snapshot() as reader:
+            return trail_of(reader, kind, most)
 
     def verify(
         self,

@@ -12,10 +12,14 @@ from sifu.core.round import NormalSource
 from sifu.core.spec import Spec
 from sifu.errors import InputError, RunBusyError
 from sifu.requests.messages import ingest
+from sifu.run.clients_and_engine import executed_elsewhere
 from sifu.run.coupled_replay import EngineWithout
 from sifu.run.run_engines import MakeEngine, RunEngines
 from sifu.run.run_view import RunView
 from sifu.store.database import DATABASE, Memory
+from sifu.store.files import is_locked
+from sifu.store.inbox import INBOX
+from sifu.store.last_failure import FAILURE_FILE
 from sifu.store.reader import NOISE_GIVEN, RunReader, readable
 from sifu.store.seen_heads import check_seen
 from sifu.store.writer import RunWriter
@@ -89,6 +93,16 @@ class RunFolder:
         """Merged spec of the run."""
         with self.reader() as reader, readable(self.folder):
             return Spec.from_mapping(reader.spec)
+
+    @property
+    def executed_elsewhere(self) -> str:
+        """Advice for a run whose requests `sifu forget` cannot execute by itself, or "" for any other run."""
+        return executed_elsewhere(self.spec)
+
+    def state(self) -> tuple[Any, ...]:
+        """Return whether a process writes to the run, followed by values that differ after every change to it."""
+        names = (DATABASE, f"{DATABASE}-wal", INBOX, FAILURE_FILE)
+        return is_locked(self.folder), *(_stamp(self.folder / name) for name in names)
 
     @contextmanager
     def _checked_writer(self, before: str = "") -> Iterator[RunWriter]:

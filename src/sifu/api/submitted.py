@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sifu.api.requests import POSTED, pending_requests
+from sifu.choices import TermsGiven
+from sifu.core.request_terms import RequestTerms
 from sifu.errors import InputError, NotCertifiableError, RunBusyError
+from sifu.requests.deadlines import check_deadline
 from sifu.requests.messages import days_left_of, record_refusal
 from sifu.store.actors import same_address
 from sifu.store.given_approvals import approvals_needed, unapproved
-from sifu.store.inbox import SUBMITTED, Message, discard, messages
+from sifu.store.inbox import SUBMITTED, Message, discard, messages, post
 from sifu.store.times import current_time
 
 if TYPE_CHECKING:
@@ -29,6 +33,33 @@ def content_of(message: Message) -> dict[str, Any]:
     """Return the content of a submitted request, or {} if its fields are not exactly those that the console writes."""
     content = message.content or {}
     return content if content.keys() == FIELDS else {}
+
+
+def submit(
+    run: Run, actor: str, request: str, clients: Sequence[str], deadline_days: int, terms: TermsGiven, nonces: Any
+) -> None:
+    """Post a request to the inbox for a person who may not see the run; only its wording is checked here."""
+    check_deadline(deadline_days)
+    given = {key: value for key, value in terms.items() if key != "records"}
+    RequestTerms.from_mapping(run.usual_terms(clients).to_mapping() | given)
+    content = {"clients": list(clients), "deadline_days": deadline_days, "terms": dict(terms)}
+    content |= {"request": request, "actor": actor, "nonces": nonces}
+    post(run.folder, SUBMITTED, f"s-{secrets.token_hex(8)}", content)
+
+
+def withdraw(run: Run, actor: str, request: str, reason: str) -> bool:
+    """Withdraw a request that its filer submitted and nobody has examined; return False if there is none.
+
+    Raises:
+        RunBusyError: If another process writes to the run.
+    """
+    for message in submitted(run.folder):
+        if message.request == request and same_address(actor, content_of(message)["actor"]):
+            if not refuse(run, message, f"withdrawn by {actor}: {reason}"):
+                raise RunBusyError("the run is in use: withdraw the request again in a moment")
+            discard(message)
+            return True
+    return False
 
 
 def examine(run: Run, by: str) -> dict[str, str]:
