@@ -180,8 +180,6 @@ def test_counted_outputs_are_only_conditional(tmp_path: Path) -> None:
     run = sifu.train(spec, run=tmp_path / "run", clients=table_clients(5))
     (outcome,) = run.forget(["c0"])
     assert outcome.level == "conditional"
-    said = run.certificate("r1").body
-    assert words_of(said).guarantee.startswith("If every premise")
     assert run.verify().problems == []
 
 
@@ -192,7 +190,6 @@ def test_what_the_certificate_says(trained: Path, tmp_path: Path, cli: Command) 
     public, auditor = (run.certificate("r1", form).body for form in ("public", "auditor"))
     assert public["level"] == "exact"
     words = words_of(public)
-    assert "bit for bit" in words.guarantee
     assert any("Kept copies of" in sentence for sentence in words.not_covered)
     assert "statistics" in words.erased
     assert "solve" not in public

@@ -15,7 +15,6 @@ from sifu.choices import Level
 from sifu.core.certificate_words import (
     Certificate,
     exact_words,
-    guarantee_of,
     not_covered_by,
     what_was_erased,
     words_of,
@@ -179,22 +178,6 @@ def test_what_every_certificate_states(drawn: tuple[Body, list[str]]) -> None:
         assert any("trusted" in sentence for sentence in words_of(form).not_covered)
 
 
-@pytest.mark.parametrize(
-    ("level", "words"),
-    [
-        ("exact", "did not influence the model"),
-        ("proven", "close"),
-        ("conditional", "close"),
-        ("none", "Nothing is guaranteed"),
-    ],
-)
-@given(drawn=bodies_with_secrets())
-def test_the_guarantee_is_that_of_the_level(level: str, words: str, drawn: tuple[Body, list[str]]) -> None:
-    body = drawn[0] | {"level": level}
-    assert words in words_of(public_form(body)).guarantee
-    assert ("all models" in words_of(public_form(body)).guarantee) is (level in ("proven", "conditional"))
-
-
 def test_an_infinite_psi_can_be_written_down() -> None:
     """An infinite Psi is written as "inf"."""
     stated = SubjectStatement(("client-7",), float("inf"), float("inf"), 8.16).to_mapping()
@@ -238,8 +221,6 @@ def test_an_exact_promise_about_records_says_what_it_is_compared_with(method: st
     assert ("without this record" in words) == solved
     assert ("contributed nothing before this request" in words) != solved
     body = RECORD_FIELDS | {"level": "exact", "records": 1, "method": method}
-    guarantee = guarantee_of(body)
-    assert "training without the client" not in guarantee
     denied = any("took part without these records" in sentence for sentence in not_covered_by(body))
     assert denied != solved
     assert "without the client under the same plan" in exact_words("the client", method, None)
@@ -253,7 +234,7 @@ def test_words_on_psi_promise_no_more_than_what_it_rests_on() -> None:
 def said_by(body: Body) -> str:
     """Return all sentences of a certificate for people, in lower case, without the premises."""
     said = words_of(body)
-    lines = [said.guarantee, *said.observers.sentences, *said.not_covered, said.erased, said.remains]
+    lines = [*said.observers.sentences, *said.not_covered, said.erased, said.remains]
     return " ".join([*lines, *Certificate("public", body, "", "").lines(everything=True)]).lower()
 
 

@@ -103,7 +103,7 @@ def test_the_page_names_every_request_its_level_and_its_clients(
     for request in data.done:
         assert request.certificate is not None
         words = request.certificate.words
-        for sentence in (*words.not_covered, words.guarantee, *(premise.statement for premise in words.premises)):
+        for sentence in (*words.not_covered, *words.promise, *(premise.statement for premise in words.premises)):
             assert sentence in page.text
 
 

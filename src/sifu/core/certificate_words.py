@@ -89,16 +89,6 @@ NOT_COVERED = (
 
 EACH_BY_ITSELF = ("Each client is covered separately; what they reveal together is not.",)
 
-EXACT_GUARANTEE = (
-    "The client's data did not influence the model that training resumed from, so the models released since are those "
-    "of training without the client under the same plan."
-)
-
-CLOSED_FORM_GUARANTEE = (
-    "The model was solved from a sum of integers over the remaining clients. This sum equals, bit for bit, the sum of "
-    "a federation that never had the client."
-)
-
 HEADS_COMPARED = (
     "Models released before this request was executed are not covered. Anyone who kept one can compare it with a later "
     "one: the difference of two linear heads can reconstruct a deleted record and identify a deleted client."
@@ -115,18 +105,6 @@ CLOSED_FORM_NOT_COVERED = (
 )
 """Limits of certificates for closed-form heads; they replace the limits of training in rounds."""
 
-RECORDS_GUARANTEE = (
-    "This concerns records of a client that stays: all its contributions were forgotten, and it joined again with its "
-    "remaining records."
-)
-EXACT_RECORDS_GUARANTEE = (
-    "Its contributions did not influence the model that training resumed from, so the models released since are those "
-    "of training to which the client contributed nothing before this request, under the same plan."
-)
-CLOSED_FORM_RECORDS_GUARANTEE = (
-    "This concerns records of a client that stays. The model was solved from a sum of integers over the clients. This "
-    "sum equals, bit for bit, the sum of a federation whose client never had these records."
-)
 RECORDS_NOT_COVERED = (
     "Other records of the same person, with this client or another, are not covered.",
     "The operator's confidential ledger lists the rows, so that they are left out whenever the data are read again.",
@@ -135,23 +113,6 @@ RECORDS_COMPARED = (
     "The comparison is with a federation to which the client contributed nothing before this request, not with one in "
     "which it took part without these records.",
 )
-NO_GUARANTEE = "Nothing is guaranteed, because at least one premise does not hold."
-
-
-def guarantee_of(body: Mapping[str, Any]) -> str:
-    """Return the sentence that states the guarantee of a certificate, in its public or its auditor's form."""
-    level, records = body["level"], body["records"]
-    if level == "none":
-        return NO_GUARANTEE
-    exact = level == "exact" or not needs_budget(body)
-    guarantee = EXACT_GUARANTEE if exact else GUARANTEE
-    if body["method"] == CLOSED_FORM:
-        guarantee = CLOSED_FORM_GUARANTEE if records is None else CLOSED_FORM_RECORDS_GUARANTEE
-    elif records is not None:
-        guarantee = f"{RECORDS_GUARANTEE} {EXACT_RECORDS_GUARANTEE if exact else guarantee}"
-    if level == "conditional":
-        return f"If every premise marked 'assumed' below holds: {guarantee[0].lower()}{guarantee[1:]}"
-    return guarantee
 
 
 def not_covered_by(body: Mapping[str, Any]) -> list[str]:
@@ -297,7 +258,6 @@ class CertificateWords:
     """Sentences of a certificate; `promise` says in plain language what was done and what observers can learn."""
 
     promise: list[str]
-    guarantee: str
     observers: Observers
     not_covered: list[str]
     erased: str
@@ -357,7 +317,6 @@ def words_of(body: Mapping[str, Any]) -> CertificateWords:
     )
     return CertificateWords(
         _promise(body),
-        guarantee_of(body),
         observers_in(body),
         not_covered_by(body),
         erased,

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sifu.api.status import RunStatus, status_of
+from sifu.api import Run, RunStatus
+from sifu.api.status import status_of
 from sifu.core.certificate_words import Certificate
-from sifu.core.method_info import CLOSED_FORM
 from sifu.report.run_data import AccuracyTrace, Branch, PsiPanel, ReportData, ReportedRequest
-from sifu.requests.outcome import Measured, cost_of
+from sifu.requests.outcome import Measured
 from sifu.run.run_view import ACTIVE, RunView
 from sifu.store.projection import EvaluationRow, RequestRow, SubjectRow
-from sifu.store.reader import RunReader, readable
-from sifu.store.seen_heads import check_seen
 from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.history import PathNode, count_rounds, rounds_so_far
 from sifu.theory.rollback import Subject
@@ -28,14 +26,12 @@ MOST_SUBJECTS = 24
 
 def collect(run_folder: str | Path) -> ReportData:
     """Return the data of a report, from one snapshot of the run."""
-    with RunReader(Path(run_folder)) as reader, reader.snapshot():
-        check_seen(reader)
-        with readable(reader.folder):
-            return _collect(reader)
+    with Run(run_folder).view() as view:
+        return _collect(view)
 
 
-def _collect(reader: RunReader) -> ReportData:
-    view = RunView(reader)
+def _collect(view: RunView) -> ReportData:
+    reader = view.reader
     status = status_of(view)
     solved = status.closed_form  # solves do not count as rounds, not even those for new clients
     nodes = reader.nodes_by_number()
@@ -48,25 +44,15 @@ def _collect(reader: RunReader) -> ReportData:
         training_rounds=0 if solved else count_rounds(node for node in nodes.values() if node.branch == 0),
         rounds_in_all=0 if solved else status.rounds_run,
         branches=_branches(nodes, on_path, rounds_before, view.requests),
-        requests=_requests(reader, view, status, nodes),
-        psi_panels=_psi_panels(reader, view, rounds_before),
+        requests=_requests(view, status, nodes),
+        psi_panels=_psi_panels(view, rounds_before),
         trace=_trace(nodes, evaluations),
-        models=tuple(
-            (row, nodes[row.node], _use(row.node == reader.tip, row.node in on_path))
-            for row in reader.models().values()
-            if nodes[row.node].kind != "group"
-        ),
         events=len(events),
         last_event=events[-1].time if events else "",
         ledger_head=events[-1].hash.hex() if events else "",
         public_key=reader.value("public_key"),
         squared_error_per_loss=view.spec.regime.squared_error_per_loss,
     )
-
-
-def _use(current: bool, on_path: bool) -> str:
-    """Return the purpose of a model on disk."""
-    return "current model" if current else "kept for rollbacks" if on_path else "not in use"
 
 
 def _rounds_before(nodes: Mapping[int, PathNode], separate: int) -> dict[int, int]:
@@ -130,11 +116,9 @@ def _trace(nodes: Mapping[int, PathNode], evaluations: Mapping[int, EvaluationRo
     )
 
 
-def _requests(
-    reader: RunReader, view: RunView, status: RunStatus, nodes: Mapping[int, PathNode]
-) -> tuple[ReportedRequest, ...]:
+def _requests(view: RunView, status: RunStatus, nodes: Mapping[int, PathNode]) -> tuple[ReportedRequest, ...]:
     last = {node.branch: node.position for node in nodes.values()}
-    result = []
+    reader, result = view.reader, []
     for row, request in zip(view.requests, status.requests, strict=True):
         source = nodes.get(row.source_node) if row.source_node is not None else None
         measured = Measured.of(reader, row)
@@ -143,7 +127,7 @@ def _requests(
             **vars(request),
             noise_std=row.noise_std,
             rollback=None if source is None else (source.branch, source.position),
-            rounds=_rounds_of(reader, row, last),
+            rounds=0 if status.closed_form else last.get(row.request_order or -1, 0),
             target=status.target,
             measured=measured,
             certificate=None if stored is None else Certificate("auditor", **json.loads(stored)),
@@ -152,15 +136,9 @@ def _requests(
     return tuple(result)
 
 
-def _rounds_of(reader: RunReader, row: RequestRow, last: Mapping[int, int]) -> int:
-    """Return the number of rounds of a request so far; `last` is the position of the last node of each branch."""
-    if row.method == CLOSED_FORM:
-        return cost_of(reader, row).rounds if row.status == "done" else 0
-    return last.get(row.request_order, 0) if row.request_order else 0
-
-
-def _psi_panels(reader: RunReader, view: RunView, rounds_before: Mapping[int, int]) -> tuple[PsiPanel, ...]:
+def _psi_panels(view: RunView, rounds_before: Mapping[int, int]) -> tuple[PsiPanel, ...]:
     """Return the panels of the latest requests that continued from a model of the history and hide clients by noise."""
+    reader = view.reader
     rows = [request for request in view.requests if request.noise_node is not None and request.source_node is not None]
     rows = sorted(rows, key=lambda request: request.request_order or 0)[-MOST_PANELS:]
     charged = {(charge.noise_node, charge.subject): float(charge.psi.strip("'")) for charge in reader.charges()}
@@ -168,17 +146,17 @@ def _psi_panels(reader: RunReader, view: RunView, rounds_before: Mapping[int, in
     for row in rows:
         subjects = [subject for subject in reader.subjects() if subject.request == row.request]
         subjects.sort(key=lambda subject: -charged.get((row.noise_node or 0, subject.subject), 0.0))
-        panels.append(_psi_panel(reader, row, subjects, rounds_before))
+        panels.append(_psi_panel(view, row, subjects, rounds_before))
     return tuple(panels)
 
 
 def _psi_panel(
-    reader: RunReader, row: RequestRow, subjects: Sequence[SubjectRow], rounds_before: Mapping[int, int]
+    now: RunView, row: RequestRow, subjects: Sequence[SubjectRow], rounds_before: Mapping[int, int]
 ) -> PsiPanel:
     """Return the panel of one request, for at most `MOST_SUBJECTS` of its `subjects`."""
     # The evaluation on the remaining clients identifies the model just before the request.
-    before = Measured.of(reader, row).remaining_before
-    view = RunView(reader, tip=(row.noise_node or 1) - 1 if before is None else before.node)
+    before = Measured.of(now.reader, row).remaining_before
+    view = RunView(now.reader, tip=(row.noise_node or 1) - 1 if before is None else before.node)
     path = view.path
     multiplier = row.terms.multiplier
     noise_std = row.noise_std or 0.0
@@ -193,12 +171,6 @@ def _psi_panel(
     psi_curves = [view.curve(subject) for subject in drawn]
     at_source = np.array([curve.one(source) for curve in psi_curves])
     by_size = np.argsort(-at_source, kind="stable")
-    next_psi = max((curve.one(min(source + 1, path.tip)) for curve in psi_curves), default=0.0)
-    held_back = ""
-    if row.wanted_node is not None and row.wanted_node != row.source_node:
-        held_back = "the latest allowed model was not kept"
-    elif source < path.tip and noise_std > 0.0 and next_psi <= psi_star:
-        held_back = "held back by clients forgotten earlier"
     largest = drawn[int(by_size[0])].clients
     return PsiPanel(
         request=row.request,
@@ -212,7 +184,6 @@ def _psi_panel(
         source_psi=float(at_source.max()),
         tip_x=int(rounds[-1]),
         noise_edges=tuple(int(rounds[depth]) for depth, _ in path.noise_depths),
-        held_back=held_back,
     )
 
 

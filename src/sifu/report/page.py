@@ -11,7 +11,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from sifu.api.history import csv_of, history_of
+from sifu.api import Run
+from sifu.api.history import csv_of
 from sifu.core import certificate_words
 from sifu.core.certificate_words import CertificateWords
 from sifu.core.held_out_figures import TRAINING_DATA
@@ -23,9 +24,6 @@ from sifu.report.collect import collect
 from sifu.report.figures import figures_of
 from sifu.report.run_data import ReportData, ReportedRequest
 from sifu.store.files import private_folder, write_atomically
-from sifu.store.projection import ModelRow
-from sifu.store.reader import RunReader
-from sifu.theory.history import PathNode
 from sifu.version import __version__
 
 OPEN_UP_TO = 3  # number of articles above which long parts are collapsed
@@ -56,7 +54,6 @@ def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
     """Return the page; `drawings` holds each figure's SVG by name, and its narrow version with the suffix `-phone`."""
     environment, articles = words.templates("sifu.report"), _articles(data)
     environment.filters.update(moment=words.moment, counted=counted, number=words.number, subject_row=words.subject_row)
-    environment.filters.update(model_row=_model_row)
     environment.globals.update(words=words, certificate_words=certificate_words)
     environment.globals["forgotten_words"] = forgotten_words
     return environment.get_template("report.html").render(
@@ -79,7 +76,7 @@ def _facts(data: ReportData) -> list[tuple[str, str, str]]:
     rounds = sum(request.rounds for request in data.requests)
     rebuilding = data.rounds_in_all - data.training_rounds - rounds
     more = f", {rebuilding:,} rebuilding groups" if rebuilding else ""
-    stored = sum(row.bytes for row, _, _ in data.models)
+    models = data.status.models
     active = sum(client.state == "active" for client in data.status.clients)
     held = data.status.held_out
     held_out: list[tuple[str, str, str]] = []
@@ -98,7 +95,7 @@ def _facts(data: ReportData) -> list[tuple[str, str, str]]:
         training = ("Training mean squared error", error, TRAINING_DATA)
     work = [
         ("Rounds run", f"{data.rounds_in_all:,}", f"{data.training_rounds:,} training, {rounds:,} forgetting{more}"),
-        ("Models kept", f"{len(data.models):,}", byte_size(stored)),
+        ("Models on disk", f"{len(models):,}", byte_size(sum(model.bytes for model in models))),
     ]
     if data.status.closed_form:
         kept = data.status.statistics
@@ -133,26 +130,20 @@ def _small_print(data: ReportData) -> str:
     return f" The latest {len(data.psi_panels)} of {rolled_back:,} requests are drawn; the table has all of them."
 
 
-def _model_row(model: tuple[ModelRow, PathNode, str]) -> tuple[str, ...]:
-    row, node, use = model
-    name = _model_name(node.branch, node.position)
-    return name, f"{row.node:,}", use, f"{row.psi_max:.4g}", byte_size(row.bytes)
-
-
 def _model_name(branch: int, position: int) -> str:
     where = "training" if branch == 0 else f"request {branch}"
     return f"{where}, round {position:,}"
 
 
-NOISE_COLUMNS = ("#ε", "#δ", "#σ", "#Ψ", "#Ψ*", "Rolled back to")
+ROUND_COLUMNS = ("#ε", "#δ", "#σ", "#Ψ", "#Ψ*", "Rolled back to", "#Rounds")
 
 
 def _request_table(data: ReportData) -> tuple[list[str], list[list[str]]]:
     """Return the header and rows of the table of requests; a head in closed form has no noise and no source model."""
     figure = "mean squared error" if data.regression else "accuracy"
-    heads = ["Request", "Forgotten", "Level", *NOISE_COLUMNS, "#Rounds", f"#Training {figure}"]
+    heads = ["Request", "Forgotten", "Level", *ROUND_COLUMNS, f"#Training {figure}"]
     rows = [[*_request_row(request), data.fit(request.measured.remaining_after)] for request in data.requests]
-    left_out = NOISE_COLUMNS if data.status.closed_form else ()
+    left_out = ROUND_COLUMNS if data.status.closed_form else ()
     chosen = [place for place, head in enumerate(heads) if head not in left_out]
     return [heads[place] for place in chosen], [[row[place] for place in chosen] for row in rows]
 
@@ -192,8 +183,7 @@ def write_report(run_folder: str | Path, output: str | Path | None = None) -> Pa
         The path of the page.
     """
     data = collect(run_folder)
-    with RunReader(Path(run_folder)) as reader:
-        history = csv_of(history_of(reader))
+    history = csv_of(Run(run_folder).history())
     page = page_path(Path(run_folder), None if output is None else Path(output))
     prefix = "" if page.name == PAGE else f"{page.stem}-"
     try:

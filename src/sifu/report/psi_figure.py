@@ -262,8 +262,6 @@ def _subtitle(panel: PsiPanel) -> str:
         where = f"stays at round {panel.tip_x:,}"
     else:
         where = f"back to round {panel.source_x:,} of {panel.tip_x:,}"
-    if panel.held_back:
-        return f"{where}: {panel.held_back}"
     if panel.noise_std == 0.0:
         return f"{where}: never touched, no noise needed"
     return f"{where}, largest Ψ: {plain(panel.largest)}"

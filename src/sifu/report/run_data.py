@@ -9,9 +9,8 @@ from sifu.api.status import RunStatus
 from sifu.core.certificate_words import Certificate
 from sifu.core.request_terms import RequestTerms
 from sifu.requests.outcome import Measured
-from sifu.store.projection import EvaluationRow, ModelRow
+from sifu.store.projection import EvaluationRow
 from sifu.theory.arrays import Floats, Integers
-from sifu.theory.history import PathNode
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,6 @@ class PsiPanel:
     source_psi: float
     tip_x: int
     noise_edges: tuple[int, ...]
-    held_back: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +90,7 @@ class AccuracyTrace:
 
 @dataclass(frozen=True)
 class ReportData:
-    """All data of a report: the state of the run, and the values of its figures and tables.
-
-    `models` lists the models on disk, each with its place in the history and its purpose.
-    """
+    """All data of a report: the state of the run, and the values of its figures and tables."""
 
     run: str
     status: RunStatus
@@ -105,7 +100,6 @@ class ReportData:
     requests: tuple[ReportedRequest, ...]
     psi_panels: tuple[PsiPanel, ...]
     trace: AccuracyTrace
-    models: tuple[tuple[ModelRow, PathNode, str], ...]
     events: int
     last_event: str
     ledger_head: str
