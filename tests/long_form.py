@@ -17,7 +17,13 @@ WRONG = "wrong"
 """First word of the outcome of a trial that failed."""
 
 
-def work_off(suite: str, trials: Sequence[str], attempt: Callable[[str], str], description: str | None) -> int:
+def work_off(
+    suite: str,
+    trials: Sequence[str],
+    attempt: Callable[[str], str],
+    description: str | None,
+    arguments: Sequence[str] | None = None,
+) -> int:
     """Make the trials of a slice that no log has, and print the total of all logs.
 
     Args:
@@ -25,9 +31,10 @@ def work_off(suite: str, trials: Sequence[str], attempt: Callable[[str], str], d
         trials: Names of all trials, in an order that is always the same.
         attempt: Function that makes a trial and returns its outcome, a word and perhaps more after a colon.
         description: Help of the program.
+        arguments: Arguments of the program, unless they are those of this process.
 
     Returns:
-        Exit code: 3 if a trial failed, 4 if some are still missing.
+        Exit code: 3 if a trial failed.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slice", default="1/1", help="I/N: every N-th trial, beginning with the I-th")
@@ -35,7 +42,7 @@ def work_off(suite: str, trials: Sequence[str], attempt: Callable[[str], str], d
     parser.add_argument("--also", type=Path, nargs="*", default=[], help="logs of other slices, for the total")
     parser.add_argument("--most", type=int, default=len(trials), help="only this many of all trials, the first ones")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no trial after this many seconds")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     trials = trials[: chosen.most]
     part, parts = map(int, chosen.slice.split("/"))
     commit = subprocess.run(
@@ -60,5 +67,6 @@ def work_off(suite: str, trials: Sequence[str], attempt: Callable[[str], str], d
     counts = Counter(outcome.partition(":")[0] for outcome in done.values())
     wrong = [f"{trial}: {outcome}" for trial, outcome in done.items() if outcome.startswith(WRONG)]
     print("\n".join(wrong[:40]))
-    print(f"{suite} at {commit}: {len(done)} of {len(trials)} trials, {dict(counts)}")
-    return 3 if wrong else 4 if len(done) < len(trials) else 0
+    left = sum(trial not in done for trial in trials)
+    print(f"{suite} at {commit}: {len(done)} trials, {dict(counts)}, {left} of {len(trials)} left")
+    return 3 if wrong else 0

@@ -26,7 +26,7 @@ MAY_TRAIN: dict[str, str] = {
     "guards": "guards test_guards",
     "house": "test_without_torch",
     "methods": "test_groups_method test_method_conformance",
-    ".": "random_journeys random_runs release_journeys runs scripted_job",
+    ".": "random_journeys random_runs release_journeys runs",
     "planning": "test_auto_method test_noise_planning",
     "report": "conftest test_report_page",
     "requests": "test_approvals test_erasure test_every_name_of_a_client test_everyone_gone_counts "
@@ -42,14 +42,15 @@ MAY_TRAIN: dict[str, str] = {
     "test_regularity_agrees test_seen_heads test_signed_contradictions test_unrecorded_files",
 }
 """Files by folder that contain a call to `train`. A file that no longer needs one leaves the list; none joins it."""
-MOST = 370
+MOST = 367
 """Number of functions that call `train`, tests, fixtures and helpers alike. It may only fall."""
 
 
 def trainers() -> Iterator[Path]:
     """Yield the file of every function that calls `train` with arguments, or passes "train" to a function."""
     for path in sorted(TESTS.rglob("*.py")):
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        for function in ast.walk(ast.parse(text)) if "train(" in text or '"train"' in text else ():
             if isinstance(function, ast.FunctionDef) and any(map(_trains, ast.walk(function))):
                 yield path.relative_to(TESTS)
 
@@ -64,5 +65,6 @@ def _trains(node: ast.AST) -> bool:
 
 def test_only_listed_files_train() -> None:
     allowed = {Path(folder, f"{name}.py") for folder, names in MAY_TRAIN.items() for name in names.split()}
-    assert set(trainers()) <= allowed
-    assert sum(1 for _ in trainers()) <= MOST
+    found = list(trainers())
+    assert set(found) <= allowed
+    assert len(found) <= MOST

@@ -1,6 +1,6 @@
 """Disks that fail to read or are full: one clear line, nothing lost, and the same command continues later.
 
-`tests/faults` tries failing writes at every point of every command.
+`test_crash.py` tries failing writes at every call of a command.
 """
 
 from __future__ import annotations
@@ -8,16 +8,14 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import sifu
 from run_tools import Answer, Command, state
 from sifu.api import verify_run
-from sifu.store import database, files, writer
+from sifu.store import database, files
 
 
 def io_error(*arguments: Any, **named: Any) -> Any:
@@ -90,30 +88,6 @@ def test_a_model_that_cannot_be_read_is_named_and_kept(
         assert cli("forget", own_trained, "--clients", "client-000", "--sigma", "1000").code == 5
     assert sorted(path.name for path in (own_trained / "models").iterdir()) == names
     assert verify_run(own_trained).problems == []
-
-
-@pytest.mark.parametrize("extra", [0, 4])
-def test_a_database_that_cannot_grow(
-    monkeypatch: pytest.MonkeyPatch, own_trained: Path, cli: Command, extra: int
-) -> None:
-    opened: Callable[[Path], sqlite3.Connection] = database.open_database
-
-    def limited(folder: Path) -> sqlite3.Connection:
-        connection = opened(folder)
-        pages = connection.execute("PRAGMA page_count").fetchone()[0]
-        connection.execute(f"PRAGMA max_page_count = {pages + extra}")
-        return connection
-
-    with monkeypatch.context() as full:
-        full.setattr(database, "open_database", limited)
-        full.setattr(writer, "open_database", limited)
-        for client in range(8):
-            answer = cli("forget", own_trained, "--clients", f"client-{client:03d}", "--sigma", "0.1")
-            if answer.code:
-                break
-        check_one_line(answer)
-    assert cli("forget", own_trained).code == 0
-    assert sifu.open_run(own_trained).verify().problems == []
 
 
 def test_an_export_to_a_full_disk_leaves_the_old_file(
