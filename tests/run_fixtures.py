@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import runs
-from run_tools import Command, called_in_process
+from run_tools import Command, called_in_process, small_spec
 
 
 def pytest_configure() -> None:
@@ -43,6 +43,16 @@ def run_with_requests() -> Path:
 def trained_run() -> Path:
     """Return a trained run without requests; tests only read it."""
     return runs.run("trained")
+
+
+@pytest.fixture(scope="session")
+def approved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run whose requests need two approvals; tests only read it."""
+    import sifu
+
+    folder = tmp_path_factory.mktemp("runs") / "approved"
+    sifu.train(small_spec(requests={"approval": "two"}), run=folder)
+    return folder
 
 
 @pytest.fixture

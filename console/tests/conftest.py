@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from service_for_tests import PEOPLE, ServiceForTests
 
-import sifu
 import suite_setup  # noqa: F401  before anything of ours is imported
 from run_fixtures import (  # noqa: F401
+    approved_run,
     cli,
     heads,
     own_run,
@@ -19,18 +19,10 @@ from run_fixtures import (  # noqa: F401
     run_with_requests,
     trained_run,
 )
-from run_tools import copy_run, small_spec
+from run_tools import copy_run
 from secret_draws import fixed_secrets, pytest_fixture_setup  # noqa: F401
 from sifu_console.app import Settings, make_app
 from sifu_console.tokens import TokenFile, state_folder
-
-
-@pytest.fixture(scope="session")
-def approved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run whose requests need two approvals; tests only read it."""
-    folder = tmp_path_factory.mktemp("runs") / "approved"
-    sifu.train(small_spec(requests={"approval": "two"}), run=folder)
-    return folder
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from sifu.core.ledger import read_json
 from sifu.errors import RunBusyError
 from sifu.store.files import private_folder, write_atomically
 from sifu.store.times import utc_now
@@ -119,7 +118,7 @@ def _written(path: Path) -> bytes:
 def _object(content: bytes) -> dict[str, Any]:
     """Return a JSON object, or an empty one if the content is something else."""
     try:
-        value = read_json(content)
-    except ValueError:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

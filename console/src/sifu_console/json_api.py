@@ -172,8 +172,7 @@ def execute(visit: Visiting, run: RunOf, body: Chosen) -> Response:
 def compare_ways(visit: Visiting, run: RunOf, body: Compared) -> Response:
     """Compare the methods for forgetting some clients; changes nothing."""
     plan = run.plan(visit.who, body.clients, given(body.terms) | {"method": AUTO})
-    why = plan.auto.reason if plan.auto else None
-    return answer({"ways": [asdict(way) for way in plan.ways], "chosen": plan.terms.method, "why": why})
+    return answer(plan.to_mapping())
 
 
 @router.post("/runs/{run}/verify", status_code=202)

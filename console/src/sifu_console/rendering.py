@@ -12,8 +12,6 @@ from markupsafe import Markup, escape
 
 from sifu.api.progress import Progress
 from sifu.choices import terms_on_offer
-from sifu.core.observers import observers_of
-from sifu.planning.plan import rounds_words
 from sifu.report.report_words import moment, number, templates
 from sifu.version import __version__
 
@@ -29,7 +27,7 @@ LEVEL_WORDS = {
 def _environment() -> Environment:
     environment = templates("sifu_console", "templates", spaces="\n\t\u00a0")
     environment.filters.update(moment=moment, percent=_percent, number=functools.partial(number, digits=4))
-    environment.filters.update(names=_names, observers=observers_of, charts=charts, rounds=rounds_words)
+    environment.filters.update(names=_names, charts=charts)
     environment.filters.update(expected=expected_words, measured=measured_words)
     environment.globals["level_words"] = LEVEL_WORDS
     environment.globals["version"] = __version__
