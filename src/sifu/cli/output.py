@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from sifu.core.operator_words import forgotten_words, names_words
+from sifu.core.operator_words import names_words
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -112,11 +112,6 @@ def names_text(names: list[str] | tuple[str, ...], most: int = 3, escaped: bool 
     """Return at most `most` client names and the number of others; `escaped` for output with rich markup."""
     shown = names_words(names, most)
     return escape(shown) if escaped else shown
-
-
-def whom_text(clients: list[str] | tuple[str, ...], records: int | None, most: int = 3) -> str:
-    """Return the names of the clients to forget, or the number of records and their client, escaped for rich."""
-    return escape(forgotten_words([names_words(clients, most)], records))
 
 
 class ShownBar:

@@ -43,14 +43,6 @@ def last_failure(folder: Path, request: str) -> Failure | None:
         return None
 
 
-def failure_stamp(folder: Path) -> int:
-    """Return a number that changes with the note: the time it was written, or 0 if there is no note."""
-    try:
-        return (folder / FAILURE_FILE).stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
 def remove_failure(folder: Path) -> None:
     """Delete the note if it exists."""
     with suppress(OSError):
