@@ -55,5 +55,5 @@ def overdue_of(run: str | Path) -> list[Request]:
     """Return the overdue requests of a run, or an empty list if the run is unreadable, which is reported elsewhere."""
     try:
         return [request for request in pending_of(run) if request.overdue]
-    except (SifuError, OSError):
+    except (SifuError, OSError, ValueError):
         return []

@@ -6,18 +6,21 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from sifu.api.requests import Request, requests_of
-from sifu.core.held_out_figures import HeldOutFigures
+from sifu.core.held_out_figures import TRAINING_DATA, HeldOutFigures, missed_target_words
 from sifu.core.ledger import finite_or_text
+from sifu.core.operator_words import aligned, names_words, psi_words, way_to_go_on
 from sifu.core.premises import Status, psi_status
 from sifu.core.replies import LATE
 from sifu.core.request_terms import RequestTerms
 from sifu.core.spec.sections import RIDGE
 from sifu.errors import InputError, RunDamagedError
+from sifu.plots.style import byte_size, counted
 from sifu.requests.lost_requests import lost_words, still_lost
 from sifu.run.few_clients import consequences
 from sifu.run.group_state import available_group_models, has_groups, members_now
@@ -25,7 +28,7 @@ from sifu.run.psi_of_everyone import track_everyone, with_earlier_names
 from sifu.run.run_view import ACTIVE, RunView
 from sifu.store.checkpoints import unsigned_notes
 from sifu.store.client_accuracy import read_held_out
-from sifu.store.inbox import messages
+from sifu.store.inbox import INBOX, messages
 from sifu.store.kept_heads import check_witnesses
 from sifu.store.keys import key_problem
 from sifu.store.projection import RejectionRow
@@ -37,6 +40,8 @@ from sifu.theory.rollback import Subject
 
 MOST_TOLD = 10
 """Largest number of refusals and incidents shown; the ledger has them all."""
+FEW = 3
+"""Number of entries that a list shows without `--all`."""
 LATEST_ROUNDS = 200
 """Number of latest rounds with incidents over which late clients are counted."""
 ClientState = Literal["active", "waiting", "forgotten"]
@@ -125,7 +130,9 @@ class RunStatus:
     rounds: int
     rounds_run: int
     branch: int
+    go_on: str
     accuracy: float | None
+    mean_squared_error: float | None
     loss: float | None
     target: float
     parameters: int
@@ -174,6 +181,113 @@ class RunStatus:
         """True if the model is a head that is solved, not trained."""
         return self.model == RIDGE
 
+    def lines(self, everything: bool = False) -> Iterator[str]:
+        """Yield the status as text; `everything` includes more clients and all requests."""
+        history = f", {self.rounds} of {counted(self.rounds_run, 'round')} run led to the current model"
+        yield f"{self.run}: {self.phase}{'' if self.closed_form else history}"
+        yield self._figures()
+        if self.phase != "ready":
+            yield f"The run was interrupted or is still in progress: {self.go_on} continues it."
+        elif missed := missed_target_words(self.accuracy, self.target):
+            yield missed
+        states = Counter(client.state for client in self.clients)
+        named = ", ".join(f"{states[state]} {state}" for state in get_args(ClientState) if states[state])
+        kind = "a head in closed form" if self.closed_form else f"losses {self.regularity}"
+        yield f"{counted(len(self.clients), 'client')}: {named}; {counted(self.parameters, 'parameter')}; {kind}"
+        yield from self.warnings
+        if self.closed_form:
+            kept = f"{counted(self.statistics.files, 'statistics file')} kept, {byte_size(self.statistics.bytes)}"
+            yield f"{kept}; forgetting a client means solving the head again"
+        else:
+            sizes = [model.bytes for model in self.models if model.kept]
+            yield f"{counted(len(sizes), 'model')} kept for rollbacks, {byte_size(sum(sizes))}"
+        if self.groups:
+            yield "; ".join(self._groups())
+        if self.sigma and self.psi_star:
+            yield f"Noise of standard deviation {self.sigma:.4g} hides an influence of up to Psi* = {self.psi_star:.4g}"
+        if not self.closed_form:  # Psi is not defined for a head in closed form
+            yield from self._influence(MOST_TOLD if everything else FEW)
+        yield from self._troubles()
+        if self.requests:
+            hidden = [] if everything else [request for request in self.requests if request.settled][:-FEW]
+            yield "\nRequests"
+            yield from (line for request in self.requests if request not in hidden for line in request.brief())
+            if hidden:
+                yield f"{len(hidden)} earlier ones: sifu status --all"
+        left = [line.left / line.budget for line in self.budgets if line.budget > 0 and line.used > 0]
+        if left and not self.closed_form:
+            yield f"\nBudgets of the {len(left)} subjects forgotten with noise: {min(left):.0%} to {max(left):.0%} left"
+
+    def _figures(self) -> str:
+        """Return the measured figures with the rows that they were measured on."""
+        figures = [] if self.held_out is None else [self.held_out.words]
+        if self.mean_squared_error is not None:
+            figures.insert(0, f"Mean squared error {self.mean_squared_error:.4g} {TRAINING_DATA}")
+        elif self.accuracy is not None:
+            figures.insert(0, f"Accuracy {100 * self.accuracy:.1f} % {TRAINING_DATA}")
+        return "; ".join(figures) or f"Accuracy or error: not measured; sifu evaluate {self.run} measures it."
+
+    def _groups(self) -> Iterator[str]:
+        """Yield what groups can be used for, and which are unfinished or empty."""
+        unfinished = [group for group in self.groups if not group.finished]
+        use = f"have a finished model that a request can {'use' if self.closed_form else 'merge'}"
+        yield f"{len(self.groups)} groups: {len(self.groups) - len(unfinished)} {use}"
+        for group in unfinished:
+            if group.members:
+                yield f"group {group.group} has {group.rounds} of its rounds and {group.members} members"
+        if empty := sum(not group.members for group in unfinished):
+            yield f"{empty} without members"
+
+    def _influence(self, most: int) -> Iterator[str]:
+        """Yield the active clients with the largest Psi."""
+        active = sorted((client for client in self.clients if client.state == "active"), key=lambda client: -client.psi)
+        if self.groups and active and math.isinf(active[0].psi):
+            yield "Influence through a merge is unbounded: no noise can hide it, and method groups needs none."
+            return
+        heads = ("client", "samples", "Psi", "sigma needed now")
+        rows = [
+            (client.name, str(client.samples), f"{client.psi:.4g}", f"{client.sigma_needed_now:.4g}")
+            for client in active[:most]
+        ]
+        yield "\nMost influential active clients"
+        yield from aligned([heads, *rows], right=[1, 2, 3])
+        yield (
+            f"{psi_words(self.psi_status)}. Sigma needed now is the noise that hides it for ({self.epsilon:g}, "
+            f"{self.delta:g}) without undoing a round; less noise requires a rollback."
+        )
+
+    def _troubles(self) -> Iterator[str]:
+        """Yield refusals, late clients, incidents, and messages that wait."""
+        if self.rejections:
+            yield f"\n{len(self.rejections)} replies of clients were refused; the latest ones:"
+            for row in self.rejections[-FEW:]:
+                yield f"  round {row.round} of branch {row.branch}: {row.client}, {row.reason}"
+        if self.refused:
+            yield "\nLatest refusals:"
+            yield from (f"  {refusal.time} {refusal.what}: {refusal.reason}" for refusal in self.refused[-FEW:])
+        if self.late:
+            named = ", ".join(f"{name} ({count})" for name, count in list(self.late.items())[:MOST_TOLD])
+            yield f"\nToo late in some of the latest rounds: {named}. See server.wait, or sifu clients block."
+        if self.incidents:
+            yield "\nLatest incidents:"
+        for incident in self.incidents[-FEW:]:
+            # An incident of an evaluation has no round; one of a whole round has no client.
+            placed = incident["round"] or incident["branch"]
+            where = f"round {incident['round']} of branch {incident['branch']}, " if placed else ""
+            yield f"  {incident['time']} {where}{incident['client'] or 'all'}: {incident['what']}"
+        if self.inbox:
+            named = names_words([f"{message.kind} {message.id}" for message in self.inbox], MOST_TOLD)
+            yield (
+                f"\n{len(self.inbox)} in the inbox: {named}. The process that trains ingests them; if none is "
+                "running, the next sifu forget or sifu request does."
+            )
+        for message in self.inbox:
+            if message.trouble:
+                yield (
+                    f"{message.kind} {message.id} cannot be opened ({message.trouble}): it waits in "
+                    f"{Path(self.run, INBOX)} until the account that trains may read it."
+                )
+
     def to_mapping(self) -> dict[str, Any]:
         """Return the status as values for JSON; an unbounded Psi becomes the string "inf"."""
         values = asdict(self) | {"requests": [request.to_mapping() for request in self.requests]}
@@ -203,7 +317,9 @@ def status_of(view: RunView) -> RunStatus:
         rounds=view.rounds_until(view.path.tip),
         rounds_run=count_rounds(reader.nodes()),
         branch=view.path.nodes[-1].branch,
+        go_on=way_to_go_on(view.spec, reader.phase),
         accuracy=current.accuracy if current and view.spec.regime.has_accuracy else None,
+        mean_squared_error=view.spec.regime.squared_error(current.loss if current else None),
         loss=current.loss if current else None,
         target=view.spec.stop.target,
         parameters=reader.layout.size,

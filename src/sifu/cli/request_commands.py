@@ -113,7 +113,9 @@ def decide(
     ],
     reason: Annotated[str, option("Reason; refuse and settle need one.")] = "",
     actor: ActorOption = None,
-    terms: Annotated[str | None, option("Digest of the terms decided on, see sifu requests.", metavar="HEX")] = None,
+    digest: Annotated[
+        str | None, option("Digest of the terms decided on, see sifu requests.", "--terms", metavar="HEX")
+    ] = None,
 ) -> Answer:
     """Verify, approve, refuse, withdraw or settle a request.
 
@@ -132,7 +134,7 @@ def decide(
         )
     _examine(opened, request)
     status = DECISIONS[decision]
-    decided = opened.decide(request, status, reason, actor, terms)
+    decided = opened.decide(request, status, reason, actor, digest)
     values: dict[str, object] = {"request": request, "status": status, "changed": decided == "recorded"}
     if decided == "posted":
         sentence = (

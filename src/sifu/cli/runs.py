@@ -99,7 +99,6 @@ def train(
     Continues an unfinished run. The influence on the model is bounded round by round, and models that a later request
     may roll back to are kept. Ctrl-C loses nothing: run the same command again.
     """
-    from sifu.cli.run_output import show_status
     from sifu.run.run_view import RunView
 
     collect_run(run)
@@ -112,7 +111,9 @@ def train(
                 "model.outputs is not set, so the classes were counted from the clients' labels: later certificates "
                 "are conditional at best. Set model.outputs and train again to avoid this."
             )
-    return show_status(trained, False, f"Next: sifu plan {run} --client NAME shows what forgetting a client would do.")
+    status = trained.status()
+    hint = f"Next: sifu plan {run} --client NAME shows what forgetting a client would do."
+    return Answer(status.to_mapping, *status.lines(), hint)
 
 
 def update(run: RunArgument, device: DeviceOption = "auto") -> Answer:
@@ -180,9 +181,8 @@ def status(run: RunArgument, everything: AllOption = False) -> Answer:
     hides Psi up to Psi*; "sigma needed now" is the noise that would hide a client at the current model, without a
     rollback.
     """
-    from sifu.cli.run_output import show_status
-
-    return show_status(sifu.Run(run), everything=everything)
+    status = sifu.Run(run).status()
+    return Answer(status.to_mapping, *status.lines(everything))
 
 
 def report(

@@ -170,8 +170,6 @@ def forget(
 
 def _show_outcomes(run: sifu.Run, outcomes: list[Outcome]) -> Answer:
     """Return the answer of `sifu forget`, with the next command for each request that still waits."""
-    from sifu.cli.run_output import not_measured
-
     values = {"run": str(run.folder), "requests": [outcome.to_mapping() for outcome in outcomes]}
     waiting = [found for found in run.request_records() if found.approvals_missing]
     lacking = [line for found in waiting[:10] for line in found.brief()]
@@ -181,7 +179,7 @@ def _show_outcomes(run: sifu.Run, outcomes: list[Outcome]) -> Answer:
     lines = [line for outcome in outcomes for line in outcome.lines()]
     last = outcomes[-1]
     if (last.accuracy, last.mean_squared_error, last.held_out) == (None, None, None):
-        lines.append(not_measured(run))
+        lines.append(f"The model is not measured; sifu evaluate {run.folder} measures it.")
     lines.append(f"Certificates are in {run.folder}/certificates. Check them with: sifu verify {run.folder}")
     return Answer(values, *lines, *lacking)
 
