@@ -232,7 +232,7 @@ def test_files_in_the_wrong_order_are_refused(
 def test_files_need_public_samples_and_candidates(head_run: dict[str, Path], cli: Command) -> None:
     answer = cli("audit", "--before", head_run["first"], "--after", head_run["second"])
     assert answer.code == 2
-    assert "--public and --candidates" in " ".join(answer.err.split())
+    assert "--public-samples and --candidates" in " ".join(answer.err.split())
 
 
 def test_a_softmax_head_trained_in_rounds_reveals_the_client(tmp_path: Path) -> None:

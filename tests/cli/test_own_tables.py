@@ -128,9 +128,9 @@ def test_a_text_that_differs_in_every_row_is_asked_about(tmp_path: Path) -> None
     rows = "".join(f"K-{row},{'pq'[row % 2]},{row % 7},{row % 2}\n" for row in range(40))
     (tmp_path / "a.csv").write_text("Kunde,Filiale,x,y\n" + rows)
     checks = propose_spec(tmp_path / "a.csv", client="Filiale").checks
-    assert any("--id 'Kunde'" in check for check in checks)
+    assert any("--id-column 'Kunde'" in check for check in checks)
     assert not any(
-        "--id" in check for check in propose_spec(tmp_path / "a.csv", client="Filiale", identity="Kunde").checks
+        "--id-column" in check for check in propose_spec(tmp_path / "a.csv", client="Filiale", identity="Kunde").checks
     )
 
 
@@ -144,7 +144,7 @@ def test_a_column_of_sentences_is_offered_as_text(tmp_path: Path, cli: Command) 
     write_comments(tmp_path / "a.csv")
     checks = propose_spec(tmp_path / "a.csv", label="topic").checks
     assert any("--text 'comment' --text-model FOLDER" in check for check in checks)
-    assert any("--id 'ticket'" in check for check in checks)
+    assert any("--id-column 'ticket'" in check for check in checks)
     assert not any("--id-column 'comment'" in check or "--text 'ticket'" in check for check in checks)
     made = ("init", tmp_path / "spec.toml", "--from", tmp_path / "a.csv", "--label", "topic", "--id-column", "ticket")
     alone = cli(*made, "--text", "comment")

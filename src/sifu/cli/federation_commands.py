@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-from sifu.cli.options import Commands, IdOption, NameOption, RunOption, argument, collect_run, option
+from sifu.cli.options import ID, Commands, NameOption, RunOption, argument, collect_run, option
 from sifu.cli.output import Answer, table
 from sifu.errors import InputError
 
@@ -62,7 +62,7 @@ def sign_own_request(
     key: NodeKeyOption,
     name: NameOption,
     run_id: Annotated[str, option("Id of the run, see sifu clients list.")],
-    id: IdOption,
+    id: Annotated[str, ID],
     output: Annotated[Path, option("File or folder to write.", "--output", metavar="PATH")],
 ) -> Answer:
     """Sign, as a client, a request to be forgotten. The operator files it with sifu request DIR --signed FILE."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sifu.choices import Device, SigmaChoice, Term, terms_on_offer
+from sifu.choices import Device, SigmaChoice, Term, TermsGiven, terms_on_offer
 from sifu.cli.output import Answer, Format
 from sifu.errors import InputError
 
@@ -20,16 +20,17 @@ from sifu.errors import InputError
 def answering(command: Callable[..., Any]) -> Callable[..., None]:
     """Let Typer call a command that returns an `Answer`, and print the answer; leave other commands unchanged.
 
-    The command gets the option `--format`. A parameter `terms` becomes one option for each term of a request; the
-    command receives a `TermsGiven` that holds only the given terms.
+    The command gets the option `--format`. A parameter `terms: TermsGiven` becomes an option for each term; the command
+    receives only the terms that are given.
     """
     signature = inspect.signature(command, eval_str=True)
     if signature.return_annotation is not Answer:
         return command
-    takes_terms = "terms" in signature.parameters
-    options: list[inspect.Parameter] = []
+    takes_terms, options = False, list[inspect.Parameter]()
     for parameter in signature.parameters.values():
-        options += TERM_PARAMETERS if parameter.name == "terms" else [parameter.replace(kind=parameter.KEYWORD_ONLY)]
+        of_terms = parameter.annotation is TermsGiven
+        takes_terms |= of_terms
+        options += TERM_PARAMETERS if of_terms else [parameter.replace(kind=parameter.KEYWORD_ONLY)]
     last = inspect.Parameter("format", inspect.Parameter.KEYWORD_ONLY, default=Format.text, annotation=FormatOption)
 
     @functools.wraps(command)
@@ -93,9 +94,10 @@ PublicKeyOption = Annotated[
 ]
 RunOption = Annotated[Path | None, option("Folder of the run.", "--run")]
 RequestOption = Annotated[str | None, option("Only this request.", "--request", metavar="ID")]
-IdOption = Annotated[str, option("Id of the request.", "--id", metavar="ID")]
+ID = option("Id of the request.", "--id", metavar="ID")
 ClientsOption = Annotated[str | None, option("Clients to forget.", "--clients", "--client", metavar="A,B")]
-NameOption = Annotated[str, option("The client's name.", "--name", metavar="NAME")]
+NAME = option("The client's name.", "--name", metavar="NAME")
+NameOption = Annotated[str, NAME]
 HeadsOption = Annotated[
     list[Path] | None, option("File of signed heads kept elsewhere, or a certificate; repeatable.", "--head")
 ]

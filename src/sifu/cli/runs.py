@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import sifu
 from sifu.choices import MeasuredOn
 from sifu.cli.options import (
+    NAME,
     AllOption,
     DeviceOption,
     ModuleOption,
-    NameOption,
     OutputOption,
     RunArgument,
     RunOption,
@@ -141,7 +141,7 @@ def join(
     file: Annotated[
         Path, option("Data file of the format the run was trained from: CSV, Parquet or .npz.", metavar="FILE")
     ],
-    name: NameOption = "",
+    name: Annotated[str | None, NAME] = None,
 ) -> Answer:
     """Add clients to a head in closed form, and solve it again.
 
@@ -151,7 +151,7 @@ def join(
     an interruption.
     """
     with RoundsProgress() as progress:
-        joined = sifu.open_run(run).join(progress, file=file, name=name or None)
+        joined = sifu.open_run(run).join(progress, file=file, name=name)
     who = names_text(joined, escaped=False) if joined else "No new client"
     return Answer({"joined": joined}, f"{who} joined {run}; the head was solved again." if joined else f"{who} joined.")
 

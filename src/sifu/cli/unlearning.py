@@ -11,11 +11,11 @@ import sifu
 from sifu.api import Outcome
 from sifu.choices import TermsGiven
 from sifu.cli.options import (
+    ID,
     ActorOption,
     AllOption,
     ClientsOption,
     DeviceOption,
-    IdOption,
     RecordsOption,
     RequestOption,
     RunArgument,
@@ -68,7 +68,7 @@ def request(
     clients: ClientsOption = None,
     records: RecordsOption = None,
     signed: Annotated[Path | None, option("Request signed by the client, see sifu clients sign.")] = None,
-    id: IdOption = "",
+    id: Annotated[str | None, ID] = None,
     *,
     terms: TermsGiven,
     deadline: Annotated[
@@ -90,7 +90,7 @@ def request(
     opened, nonces = sifu.Run(run), dict[str, str]()
     _add_records(terms, clients, records, run)
     if signed is not None:
-        if clients is not None or id or terms:
+        if clients is not None or id is not None or terms:
             raise InputError("a signed request already contains its terms: give --signed without other options")
         statement = read_statement(signed)
         names, received = [str(statement["body"].get("client"))], opened.request_signed(statement)
@@ -99,7 +99,7 @@ def request(
     else:
         names = client_names(clients)
         nonces = new_nonces(terms.get("records") or ())
-        received = opened.request(names, id or None, deadline_days=deadline, actor=actor, nonces=nonces, **terms)
+        received = opened.request(names, id, deadline_days=deadline, actor=actor, nonces=nonces, **terms)
     held = opened.committed(received, nonces) if nonces else {}
     _show_nonces(held)
     status = opened.request_status(received)
