@@ -239,7 +239,7 @@ def measure(table: Table, folder: Path) -> dict[str, Any]:
         "ours": held_out.r2 if table.is_regression else held_out.auc,
         "pooled": pooled_figure(table, np.flatnonzero(stays & in_training), np.flatnonzero(stays & ~in_training)),
         "export": predictions_agree(run, table, Path(spec["data"]["file"]), folder),
-        "verified": sifu.verify_run(run).problems == [],
+        "verified": sifu.verify(run).problems == [],
         "seconds": {step: round(taken, 1) for step, taken in times.items()},
     }
 

@@ -370,10 +370,10 @@ class Truth(CounterfactualRuns):
     def check_files(self) -> None:
         """Check that both verifiers accept the run, and every certificate by itself."""
         seen = [file for file in [self.journey.witness] if file.exists()]
-        checked = sifu.verify_run(self.journey.folder, heads=seen)
+        checked = sifu.verify(self.journey.folder, heads=seen)
         problems = checked.problems + verify(self.journey.folder)
         for file in sorted((self.journey.folder / "certificates").glob("*.json")):
-            problems += sifu.verify_certificate(file).problems
+            problems += sifu.verify(file).problems
         self.findings.folders_verified += 1
         for problem in problems:
             self.violation("verify", "", problem)

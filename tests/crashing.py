@@ -265,7 +265,7 @@ def results_in(root: Path) -> dict[str, Any]:
     for place in ("run", "again"):
         if (root / place / "run.db").exists():
             try:
-                found[f"{place} problems"] = sifu.verify_run(root / place).problems
+                found[f"{place} problems"] = sifu.verify(root / place).problems
                 found |= {f"{place} {name}": value for name, value in _statements(root / place).items()}
             except sifu.SifuError as error:
                 found[f"{place} problems"] = [str(error)]

@@ -30,7 +30,7 @@ def findings(folder: Path) -> list[str]:
     """Return the problems that verification finds, or the sentence of the error that refuses the run."""
     witness = runs.witness_of(folder)
     try:
-        return list(sifu.verify_run(folder, heads=[witness] if witness.exists() else []).problems)
+        return list(sifu.verify(folder, heads=[witness] if witness.exists() else []).problems)
     except sifu.SifuError as error:
         return [str(error)]
 
@@ -55,7 +55,7 @@ def outcome(folder: Path, change: Change) -> str:
 
 def _holds_alone(certificate: Path) -> bool:
     try:
-        return sifu.verify_certificate(certificate).holds
+        return sifu.verify(certificate).holds
     except sifu.SifuError:
         return False
 
@@ -97,7 +97,7 @@ def test_an_earlier_state_is_caught_only_with_a_later_head(
     assert findings(folder) == []
     shutil.rmtree(folder)
     shutil.copytree(earlier, folder)
-    assert sifu.verify_run(folder).problems == sifu_verifier.verify(folder) == []
+    assert sifu.verify(folder).problems == sifu_verifier.verify(folder) == []
     assert findings(folder) != []
 
 
@@ -105,12 +105,12 @@ def test_a_run_made_by_someone_else_is_caught_only_with_a_head(tmp_path: Path) -
     """Another operator trains the same clients: their run holds, and no kept certificate of the first is in it."""
     ours, folder = runs.run("requests"), tmp_path / "run"
     runs.requests(folder)
-    assert sifu.verify_run(folder).problems == sifu_verifier.verify(folder) == []
+    assert sifu.verify(folder).problems == sifu_verifier.verify(folder) == []
     certificate = min((ours / "certificates").iterdir())
-    assert sifu.verify_run(ours, heads=[certificate]).problems == []
-    assert sifu.verify_run(folder, heads=[certificate]).problems != []
+    assert sifu.verify(ours, heads=[certificate]).problems == []
+    assert sifu.verify(folder, heads=[certificate]).problems != []
     (key,) = sifu.open_run(ours).keys().public_keys
-    assert sifu.verify_run(folder, key.key).problems != []
+    assert sifu.verify(folder, key.key).problems != []
 
 
 def test_folders_that_are_empty_may_be_missing(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_the_story_in_a_browser(served: Served, tmp_path: Path) -> None:
         with otto.expect_download() as started:
             otto.click("text=Download the bundle")
         started.value.save_as(tmp_path / "bundle.json")
-        assert sifu.verify_certificate(tmp_path / "bundle.json").holds
+        assert sifu.verify(tmp_path / "bundle.json").holds
 
         eve = log_in(browser, address, secrets["eve"])
         eve.goto(run)
@@ -165,7 +165,7 @@ def test_the_story_in_a_browser(served: Served, tmp_path: Path) -> None:
         other.wait_for_selector("text=another site")
         browser.close()
     assert complaints == []
-    assert sifu.verify_run(folder / "north").problems == []
+    assert sifu.verify(folder / "north").problems == []
     assert query(folder / "north", "SELECT COUNT(*) FROM requests") == [(2,)]
 
 

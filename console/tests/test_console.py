@@ -54,7 +54,7 @@ def test_the_whole_story_from_filing_to_the_bundle(service: Any) -> None:
         ("received", "rita"), ("approved", "ann"), ("approved", "bob"),
         ("planned", "otto"), ("running", "otto"), ("done", "otto"),
     ]  # fmt: skip
-    assert sifu.verify_run(service.folder / "north").problems == []
+    assert sifu.verify(service.folder / "north").problems == []
     assert "case-1" in rita.get("/").text  # she sees the outcome
     assert "The certificate in words" in rita.get(f"/runs/{north}/requests/1").text
 
@@ -77,7 +77,7 @@ def test_verification_and_report_at_a_click(service: Any) -> None:
 def test_a_run_that_was_signed_again_is_not_shown_but_named(service: Any, heads: Path) -> None:
     south, eve, program = service.key("south"), service.browser("eve"), service.program("eve")
     assert eve.get(f"/runs/{south}").status_code == 200
-    assert sifu.verify_run(service.folder / "south").problems == []  # listing runs in the console remembers nothing
+    assert sifu.verify(service.folder / "south").problems == []  # listing runs in the console remembers nothing
     assert heads.exists()
     sign_again(service.folder / "south")
     for answer in (eve.get(f"/runs/{south}"), program.get(f"/api/v1/runs/{south}")):

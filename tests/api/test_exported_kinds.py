@@ -12,6 +12,7 @@ import pytest
 
 import sifu
 from run_tools import Command
+from sifu.api import LoadedModel
 from sifu.errors import InputError, install_extra
 from sifu.store.reader import RunReader
 
@@ -44,7 +45,7 @@ def trained(file: Path, folder: Path, kind: str, **sections: Any) -> sifu.Run:
     return sifu.train(spec | sections, run=folder / "run")
 
 
-def check_agrees_with_the_run(run: sifu.Run, model: sifu.LoadedModel, file: Path) -> None:
+def check_agrees_with_the_run(run: sifu.Run, model: LoadedModel, file: Path) -> None:
     """Check that the model makes as many correct predictions as the engine that trained it, client by client."""
     with RunReader(run.folder) as reader:
         vector = reader.load_model(reader.tip)

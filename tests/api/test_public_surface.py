@@ -17,6 +17,13 @@ def test_every_exported_name_is_there(name: str) -> None:
     assert getattr(sifu, name) is not None
 
 
+def test_few_names_are_exported_and_errors_besides() -> None:
+    others = [name for name in sifu.__all__ if not name.endswith("Error")]
+    assert len(others) <= 12
+    assert all(issubclass(getattr(sifu, name), sifu.SifuError) for name in set(sifu.__all__) - set(others))
+    assert all(getattr(sifu, name).__doc__ for name in sifu.__all__)
+
+
 def test_a_name_that_is_not_there_is_named() -> None:
     with pytest.raises(AttributeError, match="no attribute 'forgte'"):
         _ = sifu.forgte

@@ -30,10 +30,10 @@ def premises(run: sifu.Run, request: str) -> dict[str, str]:
 
 
 def assert_verifies(folder: Path) -> None:
-    assert sifu.verify_run(folder).problems == []
+    assert sifu.verify(folder).problems == []
     assert verify(folder) == []
     for file in (folder / "certificates").iterdir():
-        assert sifu.verify_certificate(file).problems == []
+        assert sifu.verify(file).problems == []
 
 
 def test_premises_on_the_record_of_a_restored_run(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_a_forged_restoration_is_found(tmp_path: Path) -> None:
         if kind == "restored":
             content["backup_head"] = f"1:{'0' * 64}"
 
-    assert sifu.verify_run(tmp_path / "back").problems == verify(tmp_path / "back") == []
+    assert sifu.verify(tmp_path / "back").problems == verify(tmp_path / "back") == []
     rebuild_chain(tmp_path / "back", from_nowhere)
-    assert any(problem.startswith("restored: ") for problem in sifu.verify_run(tmp_path / "back").problems)
+    assert any(problem.startswith("restored: ") for problem in sifu.verify(tmp_path / "back").problems)
     assert any("head of the backup" in problem for problem in verify(tmp_path / "back"))
 
 

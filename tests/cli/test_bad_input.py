@@ -13,6 +13,7 @@ import pytest
 
 import sifu
 from run_tools import Answer, Command, connect, run_cli, small_spec, state
+from sifu.api import load_spec
 
 EVERYBODY = ",".join(f"client-{k:03d}" for k in range(6, 12))
 TERMS: dict[str, list[str]] = {
@@ -132,7 +133,7 @@ def test_files_and_folders_that_are_something_else(cli: Command, tmp_path: Path)
         stream.truncate(2 << 20)
     os.mkfifo(tmp_path / "pipe")
     assert cli("init", good).code == 0
-    assert sifu.load_spec(good) == sifu.Spec()
+    assert load_spec(good) == sifu.Spec()
     before = sorted(tmp_path.rglob("*"))
     for spec in (tmp_path / "none.toml", tmp_path, huge, tmp_path / "pipe"):
         check_refused(cli("train", spec, "--run", tmp_path / "run"), 2, spec.name)

@@ -8,14 +8,16 @@ import re
 import pytest
 
 import sifu
+from sifu.api import LoadedModel
 
-CLASSES = (sifu.Run, sifu.LoadedModel, sifu.ServerLoop)
+CLASSES = (sifu.Run, LoadedModel, sifu.ServerLoop)
 INHERITED = "torch"
 
 
 def public_functions() -> dict[str, object]:
-    """Return the functions in `import sifu`, and the public methods that sifu defines."""
-    functions = {name: getattr(sifu, name) for name in sifu.__all__ if inspect.isfunction(getattr(sifu, name))}
+    """Return the functions and classes in `import sifu`, and the public methods that sifu defines."""
+    exported = {name: getattr(sifu, name) for name in sifu.__all__}
+    functions = {name: value for name, value in exported.items() if callable(value) and not name.endswith("Error")}
     for owner in CLASSES:
         for name, method in inspect.getmembers(owner, inspect.isfunction):
             if not name.startswith("_") and not method.__module__.startswith(INHERITED):

@@ -11,6 +11,7 @@ import pytest
 
 import sifu
 from run_tools import Command, copy_run, query
+from sifu.api import find_runs, pending_requests
 from sifu.requests import deadlines
 from sifu.store.inbox import messages
 from sifu.store.writer import RunWriter
@@ -49,8 +50,8 @@ def test_pending_requests_of_several_runs_by_deadline(trained_run: Path, tmp_pat
     south.forget(["client-003"], "s-done", sigma=0.5)
     south.request(["client-004"], "s-refused", deadline_days=0)
     south.decide("s-refused", "refused", "not theirs")
-    assert sifu.find_runs(tmp_path) == [tmp_path / "north", tmp_path / "south/deep"]
-    assert [pending.request for pending in sifu.pending_requests(tmp_path)] == ["n-late", "s-soon", "n-usual"]
+    assert find_runs(tmp_path) == [tmp_path / "north", tmp_path / "south/deep"]
+    assert [pending.request for pending in pending_requests(tmp_path)] == ["n-late", "s-soon", "n-usual"]
     later(2)
     listed = cli("requests", tmp_path, "--pending", "--format", "json").json["requests"]
     assert [(row["request"], row["overdue"], row["days_left"]) for row in listed] == [
@@ -128,9 +129,9 @@ def test_a_message_that_nobody_opens_is_overdue_too(own_trained: Path, cli: Comm
     (message,) = messages(own_trained)
     then = time.time() - 4 * 86400
     os.utime(message.path, (then, then))
-    (pending,) = sifu.pending_requests(own_trained)
+    (pending,) = pending_requests(own_trained)
     assert (pending.request, pending.status, pending.overdue) == ("posted-long-ago", "posted", True)
     assert "posted-long-ago" in cli("status", own_trained).err
     (own_trained / "inbox" / "request.bad.json").write_text('{"deadline_days": "soon", "clients": 7}')
-    assert {pending.request for pending in sifu.pending_requests(own_trained)} == {"posted-long-ago", "bad"}
+    assert {pending.request for pending in pending_requests(own_trained)} == {"posted-long-ago", "bad"}
     assert query(own_trained, "SELECT COUNT(*) FROM requests") == [(0,)]

@@ -64,7 +64,7 @@ def is_false(folder: Path, request: str, names: Sequence[str]) -> bool:
 
 
 def fine(run: sifu.Run) -> bool:
-    alone = [sifu.verify_certificate(file).problems for file in (run.folder / "certificates").glob("*.json")]
+    alone = [sifu.verify(file).problems for file in (run.folder / "certificates").glob("*.json")]
     return run.verify().problems == [] == sifu_verifier.verify(run.folder) and not any(alone)
 
 

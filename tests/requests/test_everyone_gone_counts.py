@@ -45,7 +45,7 @@ def test_going_back_to_the_initial_model_is_scratch(tmp_path: Path) -> None:
     assert {premise["name"] for premise in body["premises"]}.isdisjoint({"regularity", "counterfactual", "arithmetic"})
     assert run.verify().problems == []
     assert verify(tmp_path / "run") == []
-    assert sifu.verify_certificate(tmp_path / "run" / "certificates" / f"{outcome.request}.public.json").problems == []
+    assert sifu.verify(tmp_path / "run" / "certificates" / f"{outcome.request}.public.json").problems == []
 
 
 def test_control_a_trained_model_is_not_a_fresh_one(tmp_path: Path) -> None:

@@ -19,12 +19,12 @@ import sifu
 from forged_runs import add_event, execute, rebuild_chain, replace_certificate
 from run_tools import connect, query, small_spec
 from sifu.api import verify_run
+from sifu.checking.stored_models import agree, differing
 from sifu.errors import RunDamagedError
 from sifu.run.run_view import RunView
 from sifu.store.files import certificate_path
 from sifu.store.keys import sign
 from sifu.store.writer import RunWriter
-from sifu.verify.stored_models import agree, differing
 
 
 def problems(folder: Path) -> str:

@@ -14,7 +14,7 @@ import sifu
 import sifu_verifier
 from forged_runs import rebuild_chain
 from run_tools import Command
-from sifu.core.record_commitments import record_commitment
+from sifu.core.record_commitments import new_nonces, record_commitment
 from sifu.errors import InputError
 from sifu.store.inbox import messages
 
@@ -57,7 +57,7 @@ def test_the_person_checks_the_public_certificate(run: sifu.Run, cli: Command) -
 
 
 def test_control_a_forged_certificate_names_no_record(run: sifu.Run, cli: Command, tmp_path: Path) -> None:
-    nonces = sifu.new_nonces(["P003"])
+    nonces = new_nonces(["P003"])
     run.forget(["south"], "r1", records=["P003"], nonces=nonces)
     file = run.folder / "certificates" / "r1.public.json"
     content = json.loads(file.read_text())
@@ -69,7 +69,7 @@ def test_control_a_forged_certificate_names_no_record(run: sifu.Run, cli: Comman
 
 
 def test_control_other_commitments_in_the_ledger_are_found(run: sifu.Run) -> None:
-    run.forget(["south"], "r1", records=["P003"], nonces=sifu.new_nonces(["P003"]))
+    run.forget(["south"], "r1", records=["P003"], nonces=new_nonces(["P003"]))
 
     def other_commitments(kind: str, content: dict[str, Any]) -> None:
         if kind == "request received":
@@ -81,7 +81,7 @@ def test_control_other_commitments_in_the_ledger_are_found(run: sifu.Run) -> Non
 
 
 def test_a_request_in_the_inbox_keeps_its_commitments(run: sifu.Run) -> None:
-    nonces = sifu.new_nonces(["P003", "P009"])
+    nonces = new_nonces(["P003", "P009"])
     with run.writer():  # another process is writing
         sifu.Run(run.folder).request(["south"], "r1", records=["P003", "P009"], nonces=nonces)
     (message,) = messages(run.folder)
@@ -93,12 +93,12 @@ def test_a_request_in_the_inbox_keeps_its_commitments(run: sifu.Run) -> None:
 
 
 def test_filed_again_the_first_nonces_count(run: sifu.Run) -> None:
-    first, second = sifu.new_nonces(["P003"]), sifu.new_nonces(["P003"])
+    first, second = new_nonces(["P003"]), new_nonces(["P003"])
     for nonces in (first, second):
         run.request(["south"], "r1", records=["P003"], nonces=nonces)
     assert (run.committed("r1", first), run.committed("r1", second)) == (first, {})
     with pytest.raises(InputError, match="2 nonces were given for 1 records"):
-        run.request(["north"], records=["P002"], nonces=sifu.new_nonces(["P002", "P004"]))
+        run.request(["north"], records=["P002"], nonces=new_nonces(["P002", "P004"]))
 
 
 def test_approvers_see_identities_while_the_request_waits(run: sifu.Run) -> None:

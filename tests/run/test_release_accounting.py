@@ -94,18 +94,18 @@ def test_after_a_restore_nothing_is_said_about_all_releases(tmp_path: Path) -> N
     assert "before_after" not in run.certificate("r1").body
     assert first.certificate("r1").body["before_after"]["epsilon"] > 0.0
     for folder in (tmp_path / "first", tmp_path / "second"):
-        assert [*sifu.verify_run(folder).problems, *second_opinion(folder)] == []
+        assert [*sifu.verify(folder).problems, *second_opinion(folder)] == []
 
 
 def test_distances_of_records_are_recomputed_where_samples_are_kept(tmp_path: Path) -> None:
     run = sifu.train(_spec(samples=4), run=tmp_path / "rows")
-    assert [*sifu.verify_run(run.folder).problems, *second_opinion(run.folder)] == []
-    assert not [note for note in sifu.verify_run(run.folder).notes if "taken from the signed record" in note]
+    assert [*sifu.verify(run.folder).problems, *second_opinion(run.folder)] == []
+    assert not [note for note in sifu.verify(run.folder).notes if "taken from the signed record" in note]
     run.forget(["client-001"])
-    (note,) = [note for note in sifu.verify_run(run.folder).notes if "taken from the signed record" in note]
+    (note,) = [note for note in sifu.verify(run.folder).notes if "taken from the signed record" in note]
     assert note.startswith("the distances of 1 of 2 releases")
     plain = sifu.train(_spec(), run=tmp_path / "statistics")
-    (note,) = [note for note in sifu.verify_run(plain.folder).notes if "taken from the signed record" in note]
+    (note,) = [note for note in sifu.verify(plain.folder).notes if "taken from the signed record" in note]
     assert note.startswith("the distances of records of 6 clients")
 
 
@@ -115,7 +115,7 @@ def test_distances_of_records_recorded_too_small_are_caught(tmp_path: Path, monk
     run = sifu.train(_spec(samples=4), run=tmp_path / "run")
     monkeypatch.undo()
     said = "the largest distance of a record of client-000 is recorded as"
-    assert any(said in problem for problem in sifu.verify_run(run.folder).problems)
+    assert any(said in problem for problem in sifu.verify(run.folder).problems)
     assert any("a record of client 0 is at" in problem for problem in second_opinion(run.folder))
 
 

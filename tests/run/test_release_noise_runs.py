@@ -60,7 +60,7 @@ def test_train_three_requests_verify(tmp_path):
         terms = RequestTerms(("client-003",), 10.0, 0.01)
         figure = guarantee_of_all(reader, Spec.from_mapping(reader.spec), [3], terms)
     assert reached <= figure.epsilon <= 1.1 * reached
-    words = sifu.verify_certificate(tmp_path / "run" / "certificates" / "r1.public.json")
+    words = sifu.verify(tmp_path / "run" / "certificates" / "r1.public.json")
     assert words.holds
     assert stated[1]["epsilon"] < stated[0]["epsilon"], "a record is hidden better than a client"
 

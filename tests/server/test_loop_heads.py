@@ -74,7 +74,7 @@ class Federation:
         (outcome,) = run.outcomes()
         assert (outcome.level, outcome.method) == ("exact", "closed_form")
         assert run.verify().problems == []
-        assert sifu.verify_certificate(self.folder / "certificates/gone.public.json").holds
+        assert sifu.verify(self.folder / "certificates/gone.public.json").holds
         return kinds
 
 

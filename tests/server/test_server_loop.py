@@ -91,7 +91,7 @@ def test_a_client_is_forgotten_as_if_it_never_was(tmp_path: Path) -> None:
     np.testing.assert_allclose(released(tmp_path / "run"), fedavg(rest, 5), rtol=1e-12)
     assert not np.allclose(fedavg(rest, 5), fedavg(list(TARGETS), 5))  # control: the client had influenced the model
     assert run.verify().holds
-    assert sifu.verify_certificate(tmp_path / "run/certificates/case-1.public.json").holds
+    assert sifu.verify(tmp_path / "run/certificates/case-1.public.json").holds
 
 
 def test_noise_forgets_too_and_clients_may_evaluate(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from sifu.checking.stored_models import check_models
 from sifu.store import writer as writing
 from sifu.store.database import transaction
 from sifu.store.files import FOLDERS, stored_path
 from sifu.store.projection import NewEvent, NewModel
 from sifu.store.reader import RunReader
 from sifu.store.writer import RunWriter
-from sifu.verify.stored_models import check_models
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

@@ -37,9 +37,9 @@ def test_an_older_database_cannot_spend_a_budget_twice(own_trained: Path, heads:
     before = files_of(own_trained)
     with pytest.raises(RunDamagedError, match="an older state was put back"):
         sifu.open_run(own_trained).forget(["client-001"], "second", sigma=1.0)
-    assert any("an older state was put back" in problem for problem in sifu.verify_run(own_trained).problems)
+    assert any("an older state was put back" in problem for problem in sifu.verify(own_trained).problems)
     heads.unlink()  # on another account the newer certificates tell
-    assert any("is in no record of this run" in problem for problem in sifu.verify_run(own_trained).problems)
+    assert any("is in no record of this run" in problem for problem in sifu.verify(own_trained).problems)
     assert files_of(own_trained).keys() >= before.keys()
 
 

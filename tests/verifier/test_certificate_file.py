@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sifu.verify.bundle import verify_certificate as verify_by_sifu
+from sifu.checking.bundle import verify_certificate as verify_by_sifu
 from sifu_verifier import verify_certificate
 from sifu_verifier.canonical import canonical
 from sifu_verifier.command import main

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 import sifu
 from run_tools import Command, connect, query, state
+from sifu.checking.bundle import bundle_bytes
 from sifu.core.ledger import canonical_json
 from sifu.errors import VerificationError
-from sifu.verify.bundle import bundle_bytes
 
 
 def test_the_command_writes_a_file_that_verifies_and_changes_nothing(
@@ -81,7 +81,7 @@ def test_a_new_key_continues_the_chain(own_run: Path, tmp_path: Path, cli: Comma
     assert cli("certificate", own_run, "strictly", "--bundle", tmp_path / "b.json").code == 0
     for key in (old, new):
         assert cli("verify", tmp_path / "b.json", "--public-key", key).code == 0
-    assert sifu.verify_certificate(tmp_path / "b.json").public_key == new
+    assert sifu.verify(tmp_path / "b.json").public_key == new
 
 
 def drop_an_event(content: Any) -> None:
@@ -133,10 +133,10 @@ def test_every_change_is_noticed(own_run: Path, tmp_path: Path, tamper: Callable
     content = json.loads(bundle_bytes(own_run, "strictly"))
     file = tmp_path / "bundle.json"
     file.write_text(json.dumps(content))
-    assert sifu.verify_certificate(file).problems == []  # control
+    assert sifu.verify(file).problems == []  # control
     tamper(content)
     file.write_text(json.dumps(content))
-    assert sifu.verify_certificate(file).problems
+    assert sifu.verify(file).problems
 
 
 def test_a_run_that_does_not_verify_gets_no_bundle(own_run: Path) -> None:

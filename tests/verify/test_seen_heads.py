@@ -15,7 +15,7 @@ import pytest
 import sifu
 from forged_runs import add_event, execute, rebuild_chain, sign_again
 from run_tools import Command, copy_run, query, small_spec, state
-from sifu.api import verify_run
+from sifu.api import pending_requests, verify_run
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import keys
 from sifu.store.seen_heads import NEW_RUN
@@ -221,7 +221,7 @@ def ways_to_launder(folder: Path, elsewhere: Path) -> dict[str, Callable[[], obj
         "verify a copy": copy_and(verify_run),
         "write to a copy": copy_and(lambda copy: sifu.open_run(copy).request(["client-000"])),
         "watch in the console": lambda: [run.progress() for run in served.every_run().values()],
-        "list what waits": lambda: sifu.pending_requests(folder.parent),
+        "list what waits": lambda: pending_requests(folder.parent),
         "a link in its place": link,
     }
 

@@ -9,10 +9,9 @@ from typing import Any, cast
 from fastapi import APIRouter, Response
 from fastapi.responses import RedirectResponse
 
-from sifu import RequestTerms
 from sifu.choices import terms_on_offer
 from sifu.core.operator_words import rows_words
-from sifu.core.request_terms import AUTO
+from sifu.core.request_terms import AUTO, RequestTerms
 from sifu.errors import InputError, NotCertifiableError
 from sifu.store.actors import same_person
 from sifu_console.asking import RunOf, Visit, Visiting, terms_given

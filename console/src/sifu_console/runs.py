@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from sifu import new_nonces
 from sifu.api import Certificate, Plan, Run, RunStatus, find_runs, pending_requests
 from sifu.api.progress import Progress
 from sifu.api.requests import POSTED, SETTLED, Request
 from sifu.api.submitted import check_share, examine, submit, submitted, withdraw
 from sifu.choices import TermsGiven
 from sifu.core.operator_words import approvals_words
+from sifu.core.record_commitments import new_nonces
 from sifu.core.request_terms import check_request_id
 from sifu.errors import IdInUseError, InputError, RunBusyError, SifuError
 from sifu.store.actors import same_address

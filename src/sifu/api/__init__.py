@@ -11,13 +11,13 @@ from sifu.api.safekeeping import Restoration, restore
 from sifu.api.spec_file import load_spec
 from sifu.api.start_run import open_run, train
 from sifu.api.status import ClientStatus, RunStatus
+from sifu.checking.bundle import verify, verify_certificate
+from sifu.checking.verification import Verification, verify_run
 from sifu.core.certificate_words import Certificate
 from sifu.export.exported_models import load_model
 from sifu.planning.plan import Plan
 from sifu.requests.erasure import Purge
 from sifu.requests.outcome import Outcome
-from sifu.verify.bundle import verify_certificate
-from sifu.verify.verification import Verification, verify_run
 
 if TYPE_CHECKING:
     from sifu.export.loaded_model import LoadedModel, PredictedRow
@@ -46,6 +46,7 @@ __all__ = [
     "pending_requests",
     "restore",
     "train",
+    "verify",
     "verify_certificate",
     "verify_run",
 ]

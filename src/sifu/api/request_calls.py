@@ -18,6 +18,7 @@ from sifu.api.run_requests import (
     new_terms,
     with_plain_names,
 )
+from sifu.checking.bundle import write_bundle
 from sifu.choices import Decided, TermsGiven
 from sifu.core.certificate_words import Certificate, CertificateForm
 from sifu.core.record_commitments import record_commitment
@@ -41,7 +42,6 @@ from sifu.store.inbox import post
 from sifu.store.reader import plain_names
 from sifu.store.times import current_time
 from sifu.store.writer import RunWriter
-from sifu.verify.bundle import write_bundle
 
 
 class RequestCalls(RunFolder):
@@ -89,8 +89,8 @@ class RequestCalls(RunFolder):
             request: Id of the request, by default a new one. Repeating an id with the same terms changes nothing.
             deadline_days: Days until the deadline.
             actor: Name of the person who asks, by default the name of this account.
-            nonces: Nonce by identity of each record (`sifu.new_nonces`). The public certificate then commits to these
-                identities. Give each person the nonce; the run keeps none.
+            nonces: Nonce by identity of each record (`sifu.core.record_commitments.new_nonces`). The public
+                certificate then commits to these identities. Give each person the nonce; the run keeps none.
             **terms: Terms that differ from the run's spec.
 
         Returns:

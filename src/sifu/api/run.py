@@ -15,6 +15,8 @@ from sifu.api.run_requests import Updated, bring_up_to_date
 from sifu.api.safekeeping import back_up, rotate_key
 from sifu.api.status import RunStatus, status_of
 from sifu.api.trail import Trail, trail_of
+from sifu.checking.integrity import check_integrity
+from sifu.checking.verification import Verification, verify_run
 from sifu.choices import MeasuredOn
 from sifu.data.read_once import reading_once
 from sifu.errors import InputError
@@ -27,8 +29,6 @@ from sifu.run.training import ProgressCallback
 from sifu.store import keys
 from sifu.store.keys import keys_of
 from sifu.store.seen_heads import check_seen
-from sifu.verify.integrity import check_integrity
-from sifu.verify.verification import Verification, verify_run
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,7 +55,16 @@ class OperatorKeys:
 
 
 class Run(RequestCalls):
-    """A run folder and, if training is needed, its engine."""
+    """A run folder and, if training is needed, its engine; `train` and `open_run` return one.
+
+    Args:
+        folder: The run folder.
+        make_engine: Function that builds the engine, or None for a run that is only read.
+        noise: Source of noise; only for a run that was made with one.
+
+    Raises:
+        InputError: If the folder holds no run.
+    """
 
     def train(self, progress: ProgressCallback | None = None) -> Run:
         """Continue the first training until its stop rule holds; do nothing if it already does.

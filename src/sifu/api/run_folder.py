@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sifu.checking.integrity import blaming_damage, check_integrity
 from sifu.core.engine import Engine
 from sifu.core.round import NormalSource
 from sifu.core.spec import Spec
@@ -23,7 +24,6 @@ from sifu.store.last_failure import FAILURE_FILE
 from sifu.store.reader import NOISE_GIVEN, RunReader, readable
 from sifu.store.seen_heads import check_seen
 from sifu.store.writer import RunWriter
-from sifu.verify.integrity import blaming_damage, check_integrity
 
 
 class RunFolder:

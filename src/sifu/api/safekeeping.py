@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sifu.checking.verification import verify_run
 from sifu.core.ledger import canonical_json
 from sifu.errors import InputError, RunDamagedError
 from sifu.requests.lost_requests import lost_requests, lost_words
@@ -24,7 +25,6 @@ from sifu.store.projection import NewEvent
 from sifu.store.reader import RESTORED, RunReader
 from sifu.store.seen_heads import check_place, lost_since, remember_head
 from sifu.store.writer import RunWriter
-from sifu.verify.verification import verify_run
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +125,9 @@ def restore(
         heads: Files of signed heads kept elsewhere. A backup without one of them is not the latest state of the run.
         certificates: Certificates issued since the backup. The result names their requests, which must be filed again.
         accept_older: True to accept a backup although this user, a witness or `heads` know a later state.
+
+    Returns:
+        What was restored, and what was lost.
 
     Raises:
         InputError: If the backup is older and not accepted, or a certificate does not belong to the run. In these

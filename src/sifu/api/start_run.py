@@ -66,6 +66,12 @@ def open_run(
         engine: Engine to use instead of building one; it must have the same model, clients and training.
         device: As in `train`.
         noise: As for `train`; only for a run that was made with one.
+
+    Returns:
+        The run.
+
+    Raises:
+        InputError: If the folder holds no run.
     """
     check_choice(device)
     if isinstance(clients, Iterable):
@@ -121,6 +127,12 @@ def train(
         noise: Source of noise on models, such as numpy's `Generator`, by default the operating system. With any other
             source, whoever can repeat its draws can remove the noise, so no level is proven.
         module_is_pure: Declares that `model` computes from its inputs and parameters alone, as `model.module_is_pure`.
+
+    Returns:
+        The trained run.
+
+    Raises:
+        InputError: If the spec, the model or the clients cannot be used, or the folder holds a run of another spec.
     """
     check_choice(device)
     if spec is None:

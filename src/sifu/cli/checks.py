@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import sifu
 from sifu.cli.options import (
@@ -20,6 +20,9 @@ from sifu.cli.options import (
 from sifu.cli.output import Answer
 from sifu.core.record_commitments import names_record
 from sifu.errors import InputError, VerificationError
+
+if TYPE_CHECKING:
+    from sifu.api import Verification
 
 
 def verify(
@@ -53,14 +56,9 @@ def verify(
     of_run = target.is_dir()
     if (record is None) != (not nonce) or (record is not None and of_run):
         raise InputError("--record and --nonce belong together, and to a certificate")
-    if heads and not of_run:
-        raise InputError(f"--head needs a run folder, and {target} is not one: leave it out")
-    if of_run:
-        result = sifu.verify_run(target, public_key, heads or ())
-    else:
-        result = sifu.verify_certificate(target, public_key)
-        if record is not None:
-            return _check_record(result, record, nonce)
+    result = sifu.verify(target, public_key, heads or ())
+    if record is not None:
+        return _check_record(result, record, nonce)
     lines = result.lines(everything)
     if public_key is None and not of_run:
         lines.insert(-1, "Compare this key with the one the operator published, or give it with --public-key.")
@@ -71,7 +69,7 @@ def verify(
     return Answer(result.to_mapping, *(lines if result.holds else [fail]), code=0 if result.holds else 3)
 
 
-def _check_record(verified: sifu.Verification, identity: str, nonce: str) -> Answer:
+def _check_record(verified: Verification, identity: str, nonce: str) -> Answer:
     """Return whether a certificate holds and covers a record."""
     named = verified.holds and names_record(verified.content["body"], identity, nonce)
     values = {"certificate": verified.subject, "identity": identity, "named": named, "problems": verified.problems}
@@ -134,5 +132,7 @@ def audit(
     )
     with AuditProgress() as progress:
         opened = sifu.open_run(folder)
-        report = sifu.audit_run(opened, options, progress=progress)
+        from sifu.audit import audit_run
+
+        report = audit_run(opened, options, progress=progress)
     return show_audit(report, None if only_releases else output or folder / "audit")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import sifu
-from sifu.api.requests import Request
 from sifu.choices import Decision
 from sifu.cli.options import (
     ActorOption,
@@ -22,6 +21,9 @@ from sifu.cli.options import (
 from sifu.cli.output import Answer, table
 from sifu.core.operator_words import approvals_words
 from sifu.errors import InputError, SifuError
+
+if TYPE_CHECKING:
+    from sifu.api import Request
 
 DECISIONS: dict[str, Decision] = {
     "verify": "verified",
@@ -47,6 +49,8 @@ def requests(
     is not overdue. Of several runs, one that cannot be read is named. With ID, requests that were submitted through the
     console are examined first: each is recorded, or refused with the reason.
     """
+    from sifu.api import find_runs
+
     if public + (pending or overdue) + (request is not None) > 1:
         raise InputError("ID, --public and --pending (or --overdue) cannot be combined: give one of them")
     if request is not None:
@@ -57,7 +61,7 @@ def requests(
         return _show({opened: [opened.request_record(request)]}, opened.record_identities(request), besides)
     if pending or overdue:
         return _show_pending(folder, overdue)
-    runs = [sifu.Run(found) for found in (sifu.find_runs(folder) or [folder])]
+    runs = [sifu.Run(found) for found in (find_runs(folder) or [folder])]
     if not public:
         return _show({run: run.request_records() for run in runs})
     if len(runs) > 1:
@@ -66,13 +70,14 @@ def requests(
 
 
 def _show_pending(folder: Path, overdue: bool) -> Answer:
+    from sifu.api import find_runs, pending_requests
     from sifu.cli.runs import warn
 
-    runs, unread, code = sifu.find_runs(folder) or [folder], list[str](), 0
+    runs, unread, code = find_runs(folder) or [folder], list[str](), 0
     waiting: list[Request] = []
     for run in runs:
         try:
-            waiting += [row for row in sifu.pending_requests(run) if row.overdue or not overdue]
+            waiting += [row for row in pending_requests(run) if row.overdue or not overdue]
         except SifuError as error:
             if len(runs) == 1:
                 raise

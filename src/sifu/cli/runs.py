@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import sifu
 from sifu.choices import MeasuredOn
@@ -25,6 +25,9 @@ from sifu.cli.options import (
 )
 from sifu.cli.output import Answer, RoundsProgress, err, names_text
 from sifu.errors import InputError, SifuWarning
+
+if TYPE_CHECKING:
+    from sifu.api import PredictedRow
 
 
 def warn(sentence: str) -> None:
@@ -99,10 +102,11 @@ def train(
     Continues an unfinished run. The influence on the model is bounded round by round, and models that a later request
     may roll back to are kept. Ctrl-C loses nothing: run the same command again.
     """
+    from sifu.api import load_spec
     from sifu.run.run_view import RunView
 
     collect_run(run)
-    merged = sifu.load_spec(spec, settings or [])
+    merged = load_spec(spec, settings or [])
     with RoundsProgress() as progress:
         trained = sifu.train(merged, run=run, progress=progress, device=device)
     with trained.reader() as reader:
@@ -209,7 +213,9 @@ def export(
     with .json added; sifu predict uses both. A .onnx file (needs the extra onnx) contains its own description. A
     warning names pending requests: the model may contain their data.
     """
-    path, pending = sifu.Run(run).export(model), [request.request for request in sifu.pending_requests(run)]
+    from sifu.api import pending_requests
+
+    path, pending = sifu.Run(run).export(model), [request.request for request in pending_requests(run)]
     named = names_text(pending, escaped=False)
     waits = f"Not executed yet: {named}. The model may still contain what they ask to forget."
     return Answer({"model": str(path), "pending": pending}, f"Wrote {path}", *([waits] if pending else []))
@@ -253,7 +259,7 @@ def predict(
     )
 
 
-def _columns(rows: Sequence[sifu.PredictedRow]) -> Iterator[dict[str, Any]]:
+def _columns(rows: Sequence[PredictedRow]) -> Iterator[dict[str, Any]]:
     """Yield each row's columns: identity or number, then prediction and scores, or the reason for their absence."""
     for row in (row.to_mapping() for row in rows):
         scores = row.pop("scores", {})

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import sifu
-from sifu.api import Outcome
 from sifu.choices import TermsGiven
 from sifu.cli.options import (
     ID,
@@ -32,6 +31,9 @@ from sifu.core.operator_words import approvals_words
 from sifu.core.record_commitments import new_nonces
 from sifu.errors import InputError
 
+if TYPE_CHECKING:
+    from sifu.api import Outcome
+
 
 def plan(
     run: Annotated[Path, argument("DIR|SPEC", "The run folder; or a spec, before training.", callback=collect_run)],
@@ -48,11 +50,12 @@ def plan(
     training which row of the README's table of methods applies, and why.
     """
     if run.is_file():
+        from sifu.api import load_spec
         from sifu.api.spec_plan import plan_spec
 
         if clients is not None or records is not None or terms:
             raise InputError("a spec is planned without clients and terms: set them with --set privacy.KEY=VALUE")
-        row = plan_spec(sifu.load_spec(run, settings or []))
+        row = plan_spec(load_spec(run, settings or []))
         return Answer(asdict(row), *row.lines(), f"Next: sifu train {run} --run my-run")
     if clients is None:
         raise InputError("name the clients to forget: --clients A,B")

@@ -16,7 +16,14 @@ ALLOWED_CODE = "SIFU_ALLOW_CODE"
 
 
 def allow_code(*names: str) -> None:
-    """Allow this process to import and call the functions in `names`, each written as package.file:function."""
+    """Allow this process to import and call functions of a user.
+
+    Args:
+        *names: The functions, each written as package.file:function.
+
+    Raises:
+        InputError: If a name is not written like that.
+    """
     for name in names:
         package, _, function = name.partition(":")
         if not package or not function or any(character.isspace() for character in name):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sifu.checking.integrity import blaming_damage
 from sifu.core.allowed_code import allow_code
 from sifu.core.operator_words import PYTHON, way_to_go_on
 from sifu.core.spec import Spec
@@ -22,7 +23,6 @@ from sifu.store.files import write_atomically
 from sifu.store.reader import RunReader
 from sifu.store.release_files import released_content, released_node
 from sifu.theory.arrays import Array
-from sifu.verify.integrity import blaming_damage
 
 if TYPE_CHECKING:
     from torch import nn

@@ -26,6 +26,7 @@ from typing import Any
 from sifu.api.run import Run
 from sifu.api.spec_file import load_spec
 from sifu.api.start_run import check_same_spec, create_run, open_run
+from sifu.checking.integrity import check_integrity
 from sifu.choices import Level
 from sifu.core.engine import Engine, LeavesOut, NotesIncidents
 from sifu.core.operator_words import LOOP, unmasked_setting
@@ -51,7 +52,6 @@ from sifu.store.projection import NewEvent
 from sifu.store.reader import JOINED, RunReader
 from sifu.store.writer import RunWriter
 from sifu.theory.facts import BY_OPERATOR, CLAIMED, CLOSED_EARLY, ClientProfile
-from sifu.verify.integrity import check_integrity
 
 log = logging.getLogger(__name__)
 
@@ -167,21 +167,25 @@ class _Closed(KeyboardInterrupt):
 class ServerLoop:
     """A run whose rounds your program sends to the clients, by any transport.
 
-    `clients` maps names to numbers of samples; `initial` makes a fresh model: a torch module, or named numpy arrays.
     The spec sets `regularity.kind = "assumed"` and the clients' rate as `local.rate`, because nothing is known of their
-    training. With `evaluates`, clients also evaluate models. `linger` is the number of seconds to wait for requests
-    when all work is done. If the spec is a mapping without `server.rejected`, an unusable reply is ignored and
-    recorded. A client that is new to the run joins at the next round (see also `join`).
+    training. If the spec is a mapping without `server.rejected`, an unusable reply is ignored and recorded. A client
+    that is new to the run joins at the next round (see also `join`). If `server.wait` lets your program close a round
+    before the slowest clients have answered, certificates list this as an assumption. A closed-form head
+    (`model.kind = "ridge"`) needs `model.outputs` in the spec, and a `sifu.LoopClient` on each client.
 
-    A closed-form head (`model.kind = "ridge"`) needs the shape of a sample as `sample_shape` instead of `initial`,
-    `model.outputs` in the spec, and a `sifu.LoopClient` on each client. With `masked_statistics` the server learns only
-    the sum of the clients' statistics.
-
-    Certificates list the identity of the clients as an assumption, unless your program states that it has
-    `authenticated` all of them, for example by mutual TLS. The statement is recorded and trusted. If `server.wait` lets
-    your program close a round before the slowest clients have answered, certificates also list this as an assumption.
-
-    `noise` is the source of noise as in `sifu.train`.
+    Args:
+        folder: The run folder.
+        spec: A Spec, a mapping, or the path of a TOML file.
+        clients: Number of samples of each client, by name.
+        initial: Function that makes a fresh model: a torch module, or named numpy arrays.
+        sample_shape: Shape of a sample, instead of `initial`, for a closed-form head.
+        masked_statistics: True if the server learns only the sum of the clients' statistics.
+        evaluates: True if clients also evaluate models.
+        linger: Number of seconds to wait for requests when all work is done.
+        level: Lowest level at which requests are executed.
+        authenticated: True if your program authenticates all clients, for example by mutual TLS. The statement is
+            recorded and trusted; without it, certificates list the identity of the clients as an assumption.
+        noise: Source of noise as in `sifu.train`.
     """
 
     def __init__(

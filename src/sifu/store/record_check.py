@@ -1,6 +1,6 @@
 """Checks, on every opening for writing, that the ledger is intact and that the small tables agree with it.
 
-Clients and rounds are not checked here, because there can be a million of them. `sifu.verify.integrity` checks them.
+Clients and rounds are not checked here, because there can be a million of them. `sifu.checking.integrity` checks them.
 """
 
 from __future__ import annotations

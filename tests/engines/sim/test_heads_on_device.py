@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import sifu
+from sifu.audit import audit_run
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.errors import InputError
@@ -84,9 +85,9 @@ def test_an_audit_compares_bits_only_with_the_device_of_the_run(
         for device in ("cuda", "cpu"):
             run = sifu.train(SPEC, run=tmp_path / device, clients=clients(), device=device)
             run.forget(["c1"], "case")
-            assert sifu.audit_run(run).contradictions == ()
-    elsewhere = sifu.audit_run(sifu.open_run(tmp_path / "cuda", clients=clients(), device="cpu"))
+            assert audit_run(run).contradictions == ()
+    elsewhere = audit_run(sifu.open_run(tmp_path / "cuda", clients=clients(), device="cpu"))
     assert elsewhere.contradictions == ()
     assert any("as on another machine or device" in note for note in elsewhere.notes)
-    wrong = sifu.audit_run(sifu.open_run(tmp_path / "cpu", clients=clients(), device="cpu"))
+    wrong = audit_run(sifu.open_run(tmp_path / "cpu", clients=clients(), device="cpu"))
     assert any("not solved from the sum" in contradiction for contradiction in wrong.contradictions)

@@ -213,7 +213,27 @@ def _cast(hint: Any, value: Any, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Spec(Sections):
-    """Complete spec of a run."""
+    """Complete spec of a run: every key of its TOML file, with defaults. `sifu init --all` shows all keys.
+
+    Attributes:
+        seed: Seed of data, participation and batches, never of the certified noise.
+        data: Where the clients' data come from.
+        model: Kind and size of the model.
+        features: Features of the samples on which the model is trained.
+        ridge: Penalty of a head in closed form.
+        local: Training on each client.
+        server: Participation, waiting times and unusable replies.
+        stop: Stop rule of training and retraining.
+        groups: Groups of clients that train separately before they merge.
+        privacy: Default guarantee of a request.
+        release: Noise on every release of a head in closed form.
+        requests: Approval of requests.
+        regularity: Knowledge of the clients' losses.
+        keep: What a run keeps of statistics.
+
+    Raises:
+        InputError: By `from_mapping`, if a key is unknown, or a value has the wrong type or is out of range.
+    """
 
     @property
     def regime(self) -> Regime:

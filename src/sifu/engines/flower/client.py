@@ -130,7 +130,7 @@ def add_profile(
         name: Name of the client, or a function of the node's context if the same app runs on several nodes.
         samples: Number of samples, or a function of the node's context.
         local_steps: Number of local steps in a round.
-        expansion: Expansion of the client's steps of a round, if known (`sifu.safe_step`).
+        expansion: Expansion of the client's steps of a round, if known (`sifu.engines.sim.own_steps.safe_step`).
     """
 
     def trained(message: Message, context: Context) -> tuple[Arrays, int]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+from sifu.checking.stored_models import differing, said
 from sifu.choices import Level, Retention
 from sifu.core.certificate_words import Start
 from sifu.core.premises import Status
@@ -30,7 +31,6 @@ from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.record_check import TIME
 from sifu.store.replayed_ledger import ReplayedLedger
-from sifu.verify.stored_models import differing, said
 
 Check = Callable[[Any], bool]
 DIGEST = re.compile(r"[0-9a-f]{64}")

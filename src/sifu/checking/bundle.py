@@ -9,11 +9,13 @@ events       of each event its number, time, kind, commitment and signature; no 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sifu.checking.certificate_file import verify_content
+from sifu.checking.verification import Verification, check_public_key, verify_run
 from sifu.core.ledger import GENESIS, chain, read_json
 from sifu.errors import InputError, VerificationError
 from sifu.requests.certification import no_certificate
@@ -21,8 +23,6 @@ from sifu.store.checkpoints import Checkpoint
 from sifu.store.files import read_named, write_atomically
 from sifu.store.keys import keys_of, rotation_holds, rotations
 from sifu.store.reader import RunReader
-from sifu.verify.certificate_file import verify_content
-from sifu.verify.verification import Verification, check_public_key, verify_run
 
 FORMAT = "sifu bundle 1"
 LARGEST_BUNDLE = 256 << 20
@@ -67,6 +67,27 @@ def write_bundle(folder: Path, request: str, target: Path) -> Path:
         )
     write_atomically(target, bundle_bytes(folder, request))
     return target
+
+
+def verify(target: str | Path, public_key: str | None = None, heads: Sequence[str | Path] = ()) -> Verification:
+    """Recompute the claims of a run, a certificate or a bundle, offline; nothing is changed.
+
+    Args:
+        target: Folder of the run, or file of the certificate or bundle.
+        public_key: The operator's published key (hex); None accepts the key that the target names.
+        heads: For a run: files of signed heads that others kept, or certificates; each head must be in the chain.
+
+    Returns:
+        What was found; it holds if there are no problems.
+
+    Raises:
+        InputError: If the target is neither, or if heads are given for a file.
+    """
+    if Path(target).is_dir():
+        return verify_run(target, public_key, heads)
+    if heads:
+        raise InputError(f"heads are compared with a run, and {target} is not its folder: leave them out")
+    return verify_certificate(target, public_key)
 
 
 def verify_certificate(path: str | Path, public_key: str | None = None) -> Verification:

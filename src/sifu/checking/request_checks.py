@@ -6,6 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from sifu.checking.certificate_checks import check_statements
+from sifu.checking.head_checks import check_statistics_erased
+from sifu.checking.stored_models import TOLERANCE, agree
 from sifu.choices import LEVELS
 from sifu.core.ledger import finite_or_text
 from sifu.core.request_terms import AUTO
@@ -17,9 +20,6 @@ from sifu.store.projection import ChargeRow, RequestRow
 from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedLedger, ReplayedTables
 from sifu.theory.rollback import charge, choose_node
-from sifu.verify.certificate_checks import check_statements
-from sifu.verify.head_checks import check_statistics_erased
-from sifu.verify.stored_models import TOLERANCE, agree
 
 
 def check_choice_of_method(request: RequestRow, recorded: RecordedRequest, content: dict[str, Any]) -> Iterator[str]:

@@ -8,6 +8,22 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sifu.checking import client_checks, group_checks
+from sifu.checking.certificate_checks import check_certificates, check_no_other_certificates, unwritten_notes
+from sifu.checking.head_checks import check_kept_statistics
+from sifu.checking.integrity import check_clients, check_rounds
+from sifu.checking.leftover_files import Leftover, files_of_no_row
+from sifu.checking.lifecycle_checks import (
+    check_approvals,
+    check_left_out,
+    check_lifecycles,
+    check_purges,
+    check_restored,
+    event_notes,
+)
+from sifu.checking.release_checks import check_releases, trusted_notes
+from sifu.checking.request_checks import check_requests
+from sifu.checking.stored_models import check_models, check_moved
 from sifu.errors import InputError
 from sifu.requests.what_remains import copy_notes
 from sifu.store import checkpoints, keys
@@ -17,22 +33,6 @@ from sifu.store.kept_heads import check_given_heads, contradictions, covered_by,
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_database, check_ledger, check_tables
 from sifu.store.seen_heads import head_problem, remember_head
-from sifu.verify import client_checks, group_checks
-from sifu.verify.certificate_checks import check_certificates, check_no_other_certificates, unwritten_notes
-from sifu.verify.head_checks import check_kept_statistics
-from sifu.verify.integrity import check_clients, check_rounds
-from sifu.verify.leftover_files import Leftover, files_of_no_row
-from sifu.verify.lifecycle_checks import (
-    check_approvals,
-    check_left_out,
-    check_lifecycles,
-    check_purges,
-    check_restored,
-    event_notes,
-)
-from sifu.verify.release_checks import check_releases, trusted_notes
-from sifu.verify.request_checks import check_requests
-from sifu.verify.stored_models import check_models, check_moved
 
 SHORT_NOTES = 3
 """Maximum number of notes shown without --all."""

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sifu.checking.certificate_checks import wrong_types
+from sifu.checking.stored_models import TOLERANCE, agree
+from sifu.checking.verification import Verification
 from sifu.core.certificate_words import Start
 from sifu.core.ledger import finite_or_text, read_json
 from sifu.core.method_info import (
@@ -31,9 +34,6 @@ from sifu.store.keys import signature_holds
 from sifu.theory import calibration
 from sifu.theory.participation import Participation
 from sifu.theory.rollback import Subject, charge
-from sifu.verify.certificate_checks import wrong_types
-from sifu.verify.stored_models import TOLERANCE, agree
-from sifu.verify.verification import Verification
 from sifu.version import OTHER_FORMAT
 
 STARTS: dict[StartsFrom, tuple[Start, ...]] = {
