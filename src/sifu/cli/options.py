@@ -147,7 +147,7 @@ TERM_PARAMETERS = [
 
 
 def flags(terms: Any) -> str:
-    """Return the options that set these terms: `--epsilon, --max-rounds`."""
+    """Return the options that set these terms: `--epsilon, --sigma`."""
     return ", ".join(f"--{name.replace('_', '-')}" for name in terms)
 
 

@@ -317,6 +317,6 @@ def not_there_yet(reader: RunReader, clients: Sequence[Any], file: str) -> tuple
         elif client.name not in joined or joined[client.name][0] != file:  # repeating a command is allowed
             raise InputError(
                 f"{client.name} already sent its statistics: join additional records under another name, and remove "
-                "records with sifu forget --name NAME --records FILE"
+                "records with sifu forget --client NAME --records FILE"
             )
     return tuple(newcomers)
