@@ -14,7 +14,7 @@ from service_for_tests import wait_for_jobs
 
 import sifu
 from forged_runs import execute, sign_again
-from sifu.core.request_terms import TERMS, RequestTerms
+from sifu.core.request_terms import TERMS, Terms
 from sifu.store.inbox import messages
 from sifu.store.projection import NewEvent
 from sifu.store.writer import RunWriter
@@ -144,7 +144,7 @@ def test_beside_a_process_that_writes_everything_goes_through_the_inbox(service:
         # the decision does not name the terms
         assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).status_code == 400
         content = messages(service.folder / "north")[0].content
-        terms = RequestTerms.from_mapping({name: content[name] for name in TERMS if name in content})
+        terms = Terms.from_mapping({name: content[name] for name in TERMS if name in content})
         body["terms"] = terms.digest("a")
         assert ann.post(f"/api/v1/runs/{north}/decisions", json=body).json()["outcome"] == "posted"
         listed = otto.get(f"/api/v1/runs/{north}/requests").json()

@@ -7,7 +7,7 @@ from typing import Any
 
 import sifu
 from sifu.choices import terms_on_offer
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.requests.filing import usual_terms
 from sifu_console.asking import client_names, terms_given
 
@@ -74,7 +74,7 @@ def test_form_and_api_store_a_term_as_given_or_refuse_it(service: Any) -> None:
     service.program("ann").get(f"/api/v1/{path}")  # an approver's view examines what requesters filed
     stored = {record.request: record.terms for record in run.request_records()}
     assert stored == {
-        name: RequestTerms.from_mapping(usual_terms(run.spec, [client]).to_mapping() | terms)
+        name: Terms.from_mapping(usual_terms(run.spec, [client]).to_mapping() | terms)
         for name, (client, terms) in accepted.items()
     }
 

@@ -21,7 +21,7 @@ from sifu.version import __version__
 if TYPE_CHECKING:
     from sifu.api import Run, load_model, open_run, restore, train, verify
     from sifu.core.allowed_code import allow_code
-    from sifu.core.request_terms import RequestTerms
+    from sifu.core.request_terms import Terms
     from sifu.core.spec import Spec
     from sifu.engines.loop_client import LoopClient
     from sifu.errors import (
@@ -43,7 +43,6 @@ __all__ = [
     "NoClientResponseError",
     "NoSpaceError",
     "NotCertifiableError",
-    "RequestTerms",
     "RoundRejectedError",
     "Run",
     "RunBusyError",
@@ -51,6 +50,7 @@ __all__ = [
     "ServerLoop",
     "SifuError",
     "Spec",
+    "Terms",
     "VerificationError",
     "__version__",
     "allow_code",
@@ -62,7 +62,7 @@ __all__ = [
 ]
 _HOMES = {
     "LoopClient": "sifu.engines.loop_client",
-    "RequestTerms": "sifu.core.request_terms",
+    "Terms": "sifu.core.request_terms",
     "ServerLoop": "sifu.server.server_loop",
     "Spec": "sifu.core.spec",
     "allow_code": "sifu.core.allowed_code",

@@ -42,7 +42,7 @@ class Term(NamedTuple):
 class TermsGiven(TypedDict, total=False):
     """Terms a caller may give in addition to the clients; missing terms, or None, are taken from the run's spec.
 
-    To add a term, add a line here and a field to `RequestTerms`: options, the form, the API, the ledger and the stored
+    To add a term, add a line here and a field to `Terms`: options, the form, the API, the ledger and the stored
     row are derived from these two.
     """
 

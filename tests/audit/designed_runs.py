@@ -18,7 +18,7 @@ import numpy as np
 from sifu.api.run import Run
 from sifu.api.start_run import train
 from sifu.core.engine import Engine
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.methods.base import Method, Start
 from sifu.methods.registry import METHODS
 from sifu.methods.sifu import Sifu
@@ -40,7 +40,7 @@ class HalfNoise(Sifu):
 class LaterNode(Sifu):
     """Method that records the Psi of the node that `sifu` chooses, but continues from the current model."""
 
-    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+    def plan(self, view: RunView, terms: Terms) -> Plan:
         tip = view.path.tip
         node, rounds = view.path.nodes[tip].node, view.path.rounds_until(tip)
         plan = super().plan(view, terms)

@@ -23,7 +23,7 @@ from sifu.core.ledger import canonical_json
 from sifu.core.method_info import attacker_rate
 from sifu.core.operator_words import psi_words
 from sifu.core.premises import Premise
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.requests.certification import FIELDS, FORMAT, MODELS, STATED_TERMS, SubjectStatement, public_form
 
 FORBIDDEN_WORDS = ("psi", "drift", "beta", "node", "digest", "hash", "nonce", "smoothness", "confidential")
@@ -58,9 +58,7 @@ def bodies_with_secrets(draw: st.DrawFn) -> tuple[Body, list[str]]:
     def subject() -> dict[str, Any]:
         return SubjectStatement(("client-7",), number(), number(), number()).to_mapping()
 
-    terms = RequestTerms(
-        ("client-7",), 10.0, 0.01, retention=draw(st.sampled_from(("paper", "strict"))), records=(ROW,)
-    )
+    terms = Terms(("client-7",), 10.0, 0.01, retention=draw(st.sampled_from(("paper", "strict"))), records=(ROW,))
     level = draw(st.sampled_from(("exact", "proven", "conditional", "none")))
     body = {
         "format": FORMAT,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sifu.core.layout import ModelLayout
-from sifu.core.request_terms import RequestTerms, check_request_id
+from sifu.core.request_terms import Terms, check_request_id
 from sifu.core.round import SystemNormals, add_noise, keyed_generator
 from sifu.errors import InputError, SifuError
 from sifu.theory.participation import Participation, base_key, place_key
@@ -174,7 +174,7 @@ def test_noise_is_added_in_float64_and_the_model_is_not_modified(dtype: type) ->
 
 
 def test_terms_are_checked() -> None:
-    good = RequestTerms(("a", "b"), 10.0, 0.01)
+    good = Terms(("a", "b"), 10.0, 0.01)
     assert good.multiplier == pytest.approx(0.3501, abs=1e-4)
     bad: list[tuple[dict[str, Any], str]] = [
         ({"clients": ()}, "names no client"),
@@ -186,24 +186,24 @@ def test_terms_are_checked() -> None:
     ]
     for change, words in bad:
         with pytest.raises(InputError, match=words):
-            RequestTerms(**({"clients": ("a",), "epsilon": 10.0, "delta": 0.01} | change))
+            Terms(**({"clients": ("a",), "epsilon": 10.0, "delta": 0.01} | change))
 
 
 @given(
     st.builds(
-        RequestTerms,
+        Terms,
         st.lists(st.text(min_size=1), min_size=1, max_size=5, unique=True).map(tuple),
         st.floats(0.01, 100.0),
         st.floats(1e-6, 0.5),
         sigma=st.floats(1e-6, 1e6) | st.just("auto"),
     )
 )
-def test_terms_survive_their_mapping_and_json(terms: RequestTerms) -> None:
-    assert RequestTerms.from_mapping(json.loads(json.dumps(terms.to_mapping()))) == terms
+def test_terms_survive_their_mapping_and_json(terms: Terms) -> None:
+    assert Terms.from_mapping(json.loads(json.dumps(terms.to_mapping()))) == terms
 
 
 def test_a_mapping_of_terms_is_checked() -> None:
-    good = RequestTerms(("a",), 10.0, 0.01).to_mapping()
+    good = Terms(("a",), 10.0, 0.01).to_mapping()
     bad: list[tuple[dict[str, Any], str]] = [
         (good | {"epsilom": 1.0}, "unknown term epsilom"),
         ({key: good[key] for key in good if key != "delta"}, "a request needs delta"),
@@ -213,7 +213,7 @@ def test_a_mapping_of_terms_is_checked() -> None:
     ]
     for mapping, words in bad:
         with pytest.raises(InputError, match=words):
-            RequestTerms.from_mapping(mapping)
+            Terms.from_mapping(mapping)
 
 
 @pytest.mark.parametrize("name", ["a", "R-1.2_x", "0" * 64])

@@ -160,9 +160,9 @@ def test_a_message_with_many_names_is_read_in_a_moment(own_trained: Path) -> Non
 
         __hash__ = str.__hash__
 
-    from sifu.core.request_terms import RequestTerms
+    from sifu.core.request_terms import Terms
 
-    RequestTerms(tuple(Name(k) for k in range(2000)), 10.0, 0.01)
+    Terms(tuple(Name(k) for k in range(2000)), 10.0, 0.01)
     assert counted < 20_000
 
 

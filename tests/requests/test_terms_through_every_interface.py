@@ -14,9 +14,9 @@ import sifu_console
 from run_tools import query
 from sifu.choices import terms_on_offer
 from sifu.cli.main import app
-from sifu.core.request_terms import TERMS, RequestTerms
+from sifu.core.request_terms import TERMS, Terms
 from sifu_console.asking import terms_given
-from sifu_console.json_api import Terms
+from sifu_console.json_api import TermsSent
 
 TERMS_GIVEN: dict[str, Any] = {
     "epsilon": 7.5, "delta": 0.003, "sigma": 0.25,
@@ -32,7 +32,7 @@ def test_callers_can_give_every_term() -> None:
 
 
 def test_a_term_has_the_same_type_for_callers_and_in_the_request() -> None:
-    hints = get_type_hints(RequestTerms)
+    hints = get_type_hints(Terms)
     for name, term in terms_on_offer().items():
         if name != "records":  # a caller may pass any sequence
             assert hints[name] in (term.kind, term.kind | None), name
@@ -45,7 +45,7 @@ def test_the_command_line_has_an_option_for_every_term(command: str) -> None:
 
 
 def test_the_api_describes_every_term_and_reads_it() -> None:
-    properties = Terms.model_json_schema()["properties"]
+    properties = TermsSent.model_json_schema()["properties"]
     assert set(properties) == set(TERMS_GIVEN)
     for name, term in terms_on_offer().items():
         assert set(properties[name].get("enum", ())) == set(term.choices), name
@@ -69,4 +69,4 @@ def test_ledger_and_stored_row_hold_every_term(own_trained: Path) -> None:
     stored, recorded = json.loads(row), json.loads(payload)["request"]
     assert recorded == stored | {"request": "all-terms", "deadline_days": 30}
     assert set(stored) == set(TERMS)
-    assert RequestTerms.from_mapping(stored) == RequestTerms.from_mapping(given | {"clients": ["client-003"]})
+    assert Terms.from_mapping(stored) == Terms.from_mapping(given | {"clients": ["client-003"]})

@@ -13,7 +13,7 @@ import torch
 import sifu
 from run_tools import state
 from sifu.core.ledger import RELEASE_DISTANCES
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.core.spec import Spec
 from sifu.errors import InputError, NotCertifiableError
 from sifu.run.releases import guarantee_of_all
@@ -57,7 +57,7 @@ def test_train_three_requests_verify(tmp_path):
     assert stated[2] == {"epsilon": 1e4, "delta": 1e-5}, "a demand that is met is stated as it is"
     reached = epsilon_reached(third, NOISE, 1e-5)
     with run.reader() as reader:
-        terms = RequestTerms(("client-003",), 10.0, 0.01)
+        terms = Terms(("client-003",), 10.0, 0.01)
         figure = guarantee_of_all(reader, Spec.from_mapping(reader.spec), [3], terms)
     assert reached <= figure.epsilon <= 1.1 * reached
     words = sifu.verify(tmp_path / "run" / "certificates" / "r1.public.json")

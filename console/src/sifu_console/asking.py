@@ -185,7 +185,7 @@ def terms_given(values: Mapping[str, Any]) -> TermsGiven:
 
 
 def _read_term(name: str, term: TermOnOffer, value: Any) -> Any:
-    """Return one term, read from JSON or a form; `RequestTerms` validates its value."""
+    """Return one term, read from JSON or a form; `Terms` validates its value."""
     if term.kind is SigmaChoice:
         return parse_sigma(str(value))
     try:

@@ -40,7 +40,9 @@ TERMS: Any = {
     name: (term.kind, Field(None, description=term.about.help, min_length=1 if name == "records" else None))
     for name, term in terms_on_offer().items()
 }
-Terms: Any = create_model("Terms", __base__=Body, __doc__="Terms; those left out come from the run's spec.", **TERMS)
+TermsSent: Any = create_model(
+    "Terms", __base__=Body, __doc__="Terms; those left out come from the run's spec.", **TERMS
+)
 
 
 class Filed(Body):
@@ -49,7 +51,7 @@ class Filed(Body):
     clients: Clients
     request: str | None = Field(None, description="Your own id; the same again changes nothing.")
     deadline_days: int = Field(DEADLINE_DAYS, ge=0)
-    terms: Terms = Field(default_factory=Terms)
+    terms: TermsSent = Field(default_factory=TermsSent)
 
 
 class Decided(Body):
@@ -71,7 +73,7 @@ class Compared(Body):
     """Clients to forget, for a comparison of the methods."""
 
     clients: Clients
-    terms: Terms = Field(default_factory=Terms)
+    terms: TermsSent = Field(default_factory=TermsSent)
 
 
 class Problem(BaseModel):

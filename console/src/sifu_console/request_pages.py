@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse
 
 from sifu.choices import terms_on_offer
 from sifu.core.operator_words import rows_words
-from sifu.core.request_terms import AUTO, RequestTerms
+from sifu.core.request_terms import AUTO, Terms
 from sifu.errors import InputError, NotCertifiableError
 from sifu.store.actors import same_person
 from sifu_console.asking import RunOf, Visit, Visiting, terms_given
@@ -27,7 +27,7 @@ def show_request(visit: Visiting, run: RunOf, number: int) -> Response:
     """Show one request with the possible decisions, and a comparison of methods or the certificate's statements."""
     who = visit.who
     (_, record, state), spec = run.request(who, number), run.run.spec
-    terms, usual = cast("RequestTerms", record.terms), run.run.usual_terms(record.clients)
+    terms, usual = cast("Terms", record.terms), run.run.usual_terms(record.clients)
     plan, others, certificate, refusal = None, None, None, ""
     if record.waits and who.may("see"):
         try:
@@ -65,7 +65,7 @@ def show_request(visit: Visiting, run: RunOf, number: int) -> Response:
     )
 
 
-def _other_options(run: ServedRun, who: Token, terms: RequestTerms) -> Any:
+def _other_options(run: ServedRun, who: Token, terms: Terms) -> Any:
     """Return a plan that compares all methods under the same terms, or None if no such plan is possible."""
     given = terms.to_mapping() | {"method": AUTO}
     clients = given.pop("clients")
@@ -74,7 +74,7 @@ def _other_options(run: ServedRun, who: Token, terms: RequestTerms) -> Any:
     return None
 
 
-def _terms_in_words(terms: RequestTerms, identities: Sequence[str] = ()) -> dict[str, str]:
+def _terms_in_words(terms: Terms, identities: Sequence[str] = ()) -> dict[str, str]:
     """Return the terms of a request as readable phrases."""
     filed = terms.to_mapping()
     words = {name: f"{value:.6g}" if isinstance(value, float) else str(value) for name, value in filed.items()}

@@ -22,7 +22,7 @@ from sifu.checking.bundle import write_bundle
 from sifu.choices import Decided, TermsGiven
 from sifu.core.certificate_words import Certificate, CertificateForm
 from sifu.core.record_commitments import record_commitment
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.data.read_once import reading_once
 from sifu.errors import InputError
 from sifu.methods.registry import also_left_out, plan_request
@@ -110,7 +110,7 @@ class RequestCalls(RunFolder):
         post(self.folder, "request", posted, message)
         return posted
 
-    def usual_terms(self, clients: Sequence[str] = ("-",)) -> RequestTerms:
+    def usual_terms(self, clients: Sequence[str] = ("-",)) -> Terms:
         """Return the terms of a request for `clients` with the defaults of the run's spec."""
         return usual_terms(self.spec, clients)
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sifu.core.operator_words import approvals_words, forgotten_words, names_words, way_to_execute
-from sifu.core.request_terms import BUDGET_TERMS, ROUND_TERMS, RequestTerms, terms_words
+from sifu.core.request_terms import BUDGET_TERMS, ROUND_TERMS, Terms, terms_words
 from sifu.core.spec import Spec
 from sifu.requests.deadlines import DEADLINE_DAYS, days_left, days_until, deadline_of, is_overdue
 from sifu.requests.failures import failure_of
@@ -64,7 +64,7 @@ class Request:
         approvals: Names of the people who approved it.
         approvals_missing: Number of people who must still approve it before it is executed.
         terms: Terms.
-        terms_digest: Digest that an approval refers to (`RequestTerms.digest`).
+        terms_digest: Digest that an approval refers to (`Terms.digest`).
         next: Command or program that takes it further while it is open.
         failure: Last error that interrupted it while it is open, with instructions to continue.
         steps: Steps of its life cycle.
@@ -88,7 +88,7 @@ class Request:
     cost: Cost | None = None
     approvals: tuple[str, ...] = ()
     approvals_missing: int = 0
-    terms: RequestTerms | None = None
+    terms: Terms | None = None
     terms_digest: str = ""
     next: str = ""
     failure: str = ""

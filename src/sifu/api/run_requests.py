@@ -8,7 +8,7 @@ from typing import Any
 
 from sifu.choices import LEVELS, TermsGiven
 from sifu.core.operator_words import TABLE
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.core.spec.sections import NETWORK_FEATURES
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import plan_request
@@ -154,7 +154,7 @@ def bring_up_to_date(writer: RunWriter, engines: RunEngines, progress: ProgressC
     )
 
 
-def new_terms(view: RunView, engines: RunEngines, clients: Sequence[str], given: TermsGiven) -> RequestTerms:
+def new_terms(view: RunView, engines: RunEngines, clients: Sequence[str], given: TermsGiven) -> Terms:
     """Return the terms of a request; identities of records are replaced by row numbers in the client's data."""
     records = given.get("records")
     if isinstance(records, str):

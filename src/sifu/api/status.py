@@ -17,7 +17,7 @@ from sifu.core.ledger import finite_or_text
 from sifu.core.operator_words import aligned, names_words, psi_words, way_to_go_on
 from sifu.core.premises import Status, psi_status
 from sifu.core.replies import LATE
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.core.spec.sections import RIDGE
 from sifu.errors import InputError, RunDamagedError
 from sifu.plots.style import byte_size, counted
@@ -300,7 +300,7 @@ def status_of(view: RunView) -> RunStatus:
     """Return the status of a run at this instant."""
     reader = view.reader
     privacy = view.spec.privacy
-    terms = RequestTerms(("any",), privacy.epsilon, privacy.delta)
+    terms = Terms(("any",), privacy.epsilon, privacy.delta)
     multiplier = terms.multiplier
     psi = with_earlier_names(view, track_everyone(view).total(np.arange(len(view.clients))), view.path.tip).tolist()
     evaluated = (row for row in reader.evaluations() if row.node == reader.tip and row.subset == ACTIVE)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sifu.api.requests import POSTED, pending_requests
 from sifu.choices import TermsGiven
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.errors import InputError, NotCertifiableError, RunBusyError
 from sifu.requests.deadlines import check_deadline
 from sifu.requests.messages import days_left_of, record_refusal
@@ -41,7 +41,7 @@ def submit(
     """Post a request to the inbox for a person who may not see the run; only its wording is checked here."""
     check_deadline(deadline_days)
     given = {key: value for key, value in terms.items() if key != "records"}
-    RequestTerms.from_mapping(run.usual_terms(clients).to_mapping() | given)
+    Terms.from_mapping(run.usual_terms(clients).to_mapping() | given)
     content = {"clients": list(clients), "deadline_days": deadline_days, "terms": dict(terms)}
     content |= {"request": request, "actor": actor, "nonces": nonces}
     post(run.folder, SUBMITTED, f"s-{secrets.token_hex(8)}", content)

@@ -26,7 +26,7 @@ from sifu.core.premises import (
     level_of,
     noise_premise,
 )
-from sifu.core.request_terms import AUTO, RequestTerms
+from sifu.core.request_terms import AUTO, Terms
 from sifu.errors import InputError
 from sifu.requests.certification import CERTIFICATE, COMMON_FIELDS, FIELDS, OPTIONAL_FIELDS
 from sifu.store.checkpoints import Checkpoint
@@ -139,7 +139,7 @@ def _check_head(body: dict[str, Any], public_key: str) -> Iterator[str]:
 
 def _check_terms(body: dict[str, Any]) -> Iterator[str]:
     """Yield a problem for each stated value that differs from the terms of the request."""
-    terms = RequestTerms.from_mapping(body["terms"] | {"clients": body["clients"]})
+    terms = Terms.from_mapping(body["terms"] | {"clients": body["clients"]})
     asked_for = {name: getattr(terms, name) for name in ("epsilon", "delta", "retention")}
     asked_for |= {} if terms.method == AUTO else {"method": terms.method}
     asked_for |= {} if terms.sigma == "auto" or not body["sigma"] else {"sigma": terms.sigma}

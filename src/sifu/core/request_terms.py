@@ -22,15 +22,15 @@ LARGEST_FIGURE = 10**9
 
 
 @dataclass(frozen=True)
-class RequestTerms:
+class Terms:
     """Terms of one request.
 
     `to_mapping` returns the terms in the form used by inbox messages and the ledger; `from_mapping` parses this form:
 
-    >>> terms = RequestTerms(("client-007",), 10.0, 0.01, sigma=0.5)
+    >>> terms = Terms(("client-007",), 10.0, 0.01, sigma=0.5)
     >>> terms.to_mapping()["sigma"]
     '0.5'
-    >>> RequestTerms.from_mapping(terms.to_mapping()) == terms
+    >>> Terms.from_mapping(terms.to_mapping()) == terms
     True
 
     Attributes:
@@ -93,7 +93,7 @@ class RequestTerms:
         _ = self.before_after_budget
 
     @staticmethod
-    def from_mapping(mapping: Mapping[str, Any]) -> RequestTerms:
+    def from_mapping(mapping: Mapping[str, Any]) -> Terms:
         """Parse the terms from plain values; refuse unknown terms, and missing terms that have no default.
 
         `sigma` may be a string, as in the ledger.
@@ -113,7 +113,7 @@ class RequestTerms:
         rows = tuple(sorted(records)) if all(type(row) is int for row in records) else tuple(records)
         read = {"clients": tuple(clients), "sigma": parse_sigma(sigma), "records": rows}
         figures = {name: float(mapping[name]) for name in FIGURES if type(mapping.get(name)) is int}
-        return RequestTerms(**{**mapping, **read, **figures})
+        return Terms(**{**mapping, **read, **figures})
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the terms as plain values for JSON; `sigma` is a string, so that 1 and 1.0 give the same value."""
@@ -129,7 +129,7 @@ class RequestTerms:
     def before_after_budget(self) -> tuple[float, float] | None:
         """Required (epsilon, delta) against observers of all releases, or None if there is no requirement.
 
-        >>> RequestTerms(("a",), 10.0, 0.01, before_after="3,1e-5").before_after_budget
+        >>> Terms(("a",), 10.0, 0.01, before_after="3,1e-5").before_after_budget
         (3.0, 1e-05)
         """
         if self.before_after is None:
@@ -159,7 +159,7 @@ FIGURES = ("epsilon", "delta")
 """Terms that canonical JSON may write as whole numbers; they are read as floats."""
 CHOICES = {name: offered.choices for name, offered in terms_on_offer().items() if offered.choices and name != "level"}
 """Allowed values of each term that has a fixed list of values."""
-TERMS: tuple[str, ...] = tuple(term.name for term in fields(RequestTerms))
+TERMS: tuple[str, ...] = tuple(term.name for term in fields(Terms))
 """Names of all terms, clients first."""
 
 BUDGET_TERMS = ("epsilon", "delta", "sigma")
@@ -188,7 +188,7 @@ def terms_words(terms: Mapping[str, Any], *, without: Collection[str] = ()) -> s
 
 
 def parse_sigma(sigma: Any) -> Any:
-    """Parse a sigma given as a string: auto, or a number. Return other types unchanged; `RequestTerms` checks them."""
+    """Parse a sigma given as a string: auto, or a number. Return other types unchanged; `Terms` checks them."""
     if not isinstance(sigma, str) or sigma == "auto":
         return sigma
     try:

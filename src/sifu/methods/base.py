@@ -20,7 +20,7 @@ from sifu.core.premises import (
     level_of,
     record_premises,
 )
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.core.round import SystemNormals, add_noise
 from sifu.errors import NotCertifiableError
 from sifu.planning.plan import Plan, PlannedCharge
@@ -52,7 +52,7 @@ class Claim:
     clients: Sequence[int]
     exposures: Sequence[Exposure]
     depth: int
-    terms: RequestTerms
+    terms: Terms
     earlier: Collection[int] = ()
     noise_std: float = 0.0
 
@@ -120,7 +120,7 @@ class Method(Protocol):
         """
         return
 
-    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+    def plan(self, view: RunView, terms: Terms) -> Plan:
         """Return the plan of a request; the run is not changed."""
         ...
 
@@ -141,7 +141,7 @@ class Method(Protocol):
         return Start(noised_model(view, plan, model))
 
 
-def plan_from(method: Method, view: RunView, terms: RequestTerms, depth: int | None, noise_std: float = 0.0) -> Plan:
+def plan_from(method: Method, view: RunView, terms: Terms, depth: int | None, noise_std: float = 0.0) -> Plan:
     """Return the plan that continues from the model at `depth` with noise of standard deviation `noise_std`.
 
     A method replaces the fields that it decides itself.

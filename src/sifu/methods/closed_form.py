@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise, closed_form_premises, noise_premise, record_premises
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.methods.base import Claim
 from sifu.methods.scratch import Scratch
 from sifu.planning.plan import Plan
@@ -25,7 +25,7 @@ class ClosedForm(Scratch):
 
     info: ClassVar[MethodInfo] = METHOD_INFOS["closed_form"]
 
-    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+    def plan(self, view: RunView, terms: Terms) -> Plan:
         """Plan a fresh head from the sum over the remaining clients, with no charges."""
         folder = view.spec.features.cache
         rounds = 0 if set(view.active.tolist()) <= own_statistics(view).rows.keys() else 1

@@ -15,7 +15,7 @@ from typing import ClassVar
 from sifu.core.engine import Engine
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise, before_training_premises, group_premises, record_premises
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.errors import InputError
 from sifu.methods.base import Claim, Method, Start, plan_from
 from sifu.planning.plan import Plan
@@ -39,7 +39,7 @@ class Groups(Method):
                 "groups.rounds in the spec and train again, or use scratch"
             )
 
-    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+    def plan(self, view: RunView, terms: Terms) -> Plan:
         """Plan the merge of the groups without a forgotten client, or a fresh model if there is no such group."""
         merged, hit = self._split(view, terms)
         stop = view.spec.stop
@@ -51,7 +51,7 @@ class Groups(Method):
             notes=tuple(_notes(view, merged, hit)),
         )
 
-    def _split(self, view: RunView, terms: RequestTerms) -> tuple[list[int], list[int]]:
+    def _split(self, view: RunView, terms: Terms) -> tuple[list[int], list[int]]:
         """Return the groups to merge, and the groups that a leaving client belonged to."""
         leaving = set(view.leaving(terms.clients))
         models = group_state.available_group_models(view.reader)

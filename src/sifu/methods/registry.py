@@ -8,7 +8,7 @@ from dataclasses import replace
 from sifu.choices import Level
 from sifu.core.method_info import CLOSED_FORM, method_info
 from sifu.core.operator_words import forgotten_words
-from sifu.core.request_terms import AUTO, RequestTerms
+from sifu.core.request_terms import AUTO, Terms
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.base import Method
 from sifu.methods.closed_form import ClosedForm
@@ -38,7 +38,7 @@ def method_for(view: RunView, name: str) -> Method:
     return method
 
 
-def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None) -> Plan:
+def plan_request(view: RunView, terms: Terms, floor: Level | None = None) -> Plan:
     """Return the plan of a request, made by its method or by the method that `auto` chooses.
 
     If no method reaches the lowest accepted level, `auto` chooses the strongest method, and the plan's reason says so.
@@ -62,7 +62,7 @@ def plan_request(view: RunView, terms: RequestTerms, floor: Level | None = None)
     )
 
 
-def also_left_out(view: RunView, terms: RequestTerms) -> str:
+def also_left_out(view: RunView, terms: Terms) -> str:
     """Describe the clients and records that other approved requests leave out of the release, or return ""."""
     others = [row for row in approved_requests(view.reader) if set(row.clients).isdisjoint(terms.clients)]
     words = [
@@ -72,7 +72,7 @@ def also_left_out(view: RunView, terms: RequestTerms) -> str:
     return f"also left out by pending requests: {'; '.join(words)}" if words else ""
 
 
-def _planned(view: RunView, terms: RequestTerms, floor: Level | None) -> Plan:
+def _planned(view: RunView, terms: Terms, floor: Level | None) -> Plan:
     if terms.method != AUTO:
         return method_for(view, terms.method).plan(view, terms)
     view.new_subjects(terms, view.next_order)

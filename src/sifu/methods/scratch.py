@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
 from sifu.core.premises import Premise, before_training_premises, record_premises
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.methods.base import Claim, Method, plan_from
 from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView
@@ -19,7 +19,7 @@ class Scratch(Method):
 
     info: ClassVar[MethodInfo] = METHOD_INFOS["scratch"]
 
-    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+    def plan(self, view: RunView, terms: Terms) -> Plan:
         """Plan a fresh model, without noise or charges."""
         psi_star = 0.0 if terms.sigma == "auto" else hidden_sensitivity(terms.sigma, terms.multiplier)
         return replace(plan_from(self, view, terms, None), psi_star=psi_star)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.errors import InputError
 from sifu.methods.base import Method, plan_from
 from sifu.planning.plan import Plan
@@ -38,7 +38,7 @@ class Sifu(Method):
                 "statistics of batch normalisation: use groups or scratch, or another normalisation (nn.GroupNorm)"
             )
 
-    def plan(self, view: RunView, terms: RequestTerms) -> Plan:
+    def plan(self, view: RunView, terms: Terms) -> Plan:
         """Plan a rollback to the latest kept model that the budget allows; choose the noise if `sigma` is "auto"."""
         order = view.next_order
         new = view.exposures(view.new_subjects(terms, order))
@@ -54,7 +54,7 @@ class Sifu(Method):
         )
 
 
-def _automatic_sigma(view: RunView, terms: RequestTerms, exposures: Sequence[Exposure]) -> float:
+def _automatic_sigma(view: RunView, terms: Terms, exposures: Sequence[Exposure]) -> float:
     """Return the least noise of the kept model with the fewest expected rounds, rounded up.
 
     If that model needs no noise, the result is less noise than any other model needs, so that the rule chooses it.

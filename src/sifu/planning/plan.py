@@ -20,7 +20,7 @@ from sifu.core.method_info import CLOSED_FORM, METHOD_INFOS, attacker_rate, delt
 from sifu.core.observers import BeforeAfter, Observers, observers_of
 from sifu.core.operator_words import aligned, forgotten_words, names_words
 from sifu.core.premises import Premise, premises_that_count
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.theory.rollback import Subject
 
 SHORTER = 2.0
@@ -86,10 +86,10 @@ class AutoChoice:
         return {"least_level": self.least_level, "ways": options}
 
 
-def least_level(terms: RequestTerms, floor: Level | None = None) -> Level:
+def least_level(terms: Terms, floor: Level | None = None) -> Level:
     """Return the lowest accepted level: the higher of the request's level and `floor`, or `conditional`.
 
-    >>> least_level(RequestTerms(("a",), 10.0, 0.01)), least_level(RequestTerms(("a",), 10.0, 0.01, level="exact"))
+    >>> least_level(Terms(("a",), 10.0, 0.01)), least_level(Terms(("a",), 10.0, 0.01, level="exact"))
     ('conditional', 'exact')
     """
     usual: Level = floor or terms.level or "conditional"
@@ -188,7 +188,7 @@ class Plan:
         before_after: Guarantee against an observer of all releases, or None if there is no protection.
     """
 
-    terms: RequestTerms
+    terms: Terms
     order: int
     subjects: tuple[Subject, ...]
     source_node: int | None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sifu.api.requests import Request
 from sifu.api.status import RunStatus
 from sifu.core.certificate_words import Certificate
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.requests.outcome import Measured
 from sifu.store.projection import EvaluationRow
 from sifu.theory.arrays import Floats, Integers
@@ -58,7 +58,7 @@ class ReportedRequest(Request):
     `noise_std` is None before noise is added. `certificate` is the auditor's, once it is issued.
     """
 
-    terms: RequestTerms
+    terms: Terms
     noise_std: float | None
     rollback: tuple[int, int] | None
     rounds: int

@@ -10,7 +10,7 @@ from typing import Any
 from sifu.choices import LEVELS, Level, TermsGiven
 from sifu.core.operator_words import LAST_CLIENT
 from sifu.core.record_commitments import commitments_to
-from sifu.core.request_terms import AUTO, TERMS, RequestTerms, check_request_id
+from sifu.core.request_terms import AUTO, TERMS, Terms, check_request_id
 from sifu.core.spec import Spec
 from sifu.errors import IdInUseError, InputError, NotCertifiableError
 from sifu.methods.registry import method_for
@@ -24,7 +24,7 @@ from sifu.store.writer import RunWriter
 from sifu.theory.facts import IN_PROCESS
 
 
-def make_terms(view: RunView, clients: Sequence[str], given: TermsGiven) -> RequestTerms:
+def make_terms(view: RunView, clients: Sequence[str], given: TermsGiven) -> Terms:
     """Return the terms of a request: the `given` terms, and the spec's defaults for all other terms.
 
     Earlier names of clients are replaced by their current names.
@@ -34,12 +34,12 @@ def make_terms(view: RunView, clients: Sequence[str], given: TermsGiven) -> Requ
     if "records" in chosen:
         chosen["records"] = _rows(chosen["records"])
     names = clients if isinstance(clients, str) else view.names_now(clients)
-    return RequestTerms.from_mapping(_usual(spec) | chosen | {"clients": names})
+    return Terms.from_mapping(_usual(spec) | chosen | {"clients": names})
 
 
-def usual_terms(spec: Spec, clients: Sequence[str]) -> RequestTerms:
+def usual_terms(spec: Spec, clients: Sequence[str]) -> Terms:
     """Return the terms of a request for these clients with the spec's defaults."""
-    return RequestTerms.from_mapping(_usual(spec) | {"clients": list(clients)})
+    return Terms.from_mapping(_usual(spec) | {"clients": list(clients)})
 
 
 def _usual(spec: Spec) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def check_before_after(plan: Plan) -> None:
 def receive(
     writer: RunWriter,
     view: RunView,
-    terms: RequestTerms,
+    terms: Terms,
     request: str | None,
     deadline_days: int = DEADLINE_DAYS,
     actor: str | None = None,
@@ -122,7 +122,7 @@ def receive(
     return request
 
 
-def commitments_of(reader: RunReader, terms: RequestTerms, request: str, nonces: Mapping[str, str] | None) -> list[str]:
+def commitments_of(reader: RunReader, terms: Terms, request: str, nonces: Mapping[str, str] | None) -> list[str]:
     """Return the commitments to the records of a request, or an empty list without nonces."""
     if not nonces:
         return []
@@ -133,7 +133,7 @@ def commitments_of(reader: RunReader, terms: RequestTerms, request: str, nonces:
     return commitments_to(reader.value("run"), request, plain_names(reader, terms.clients)[0], nonces)
 
 
-def check_new(view: RunView, terms: RequestTerms, request: str | None) -> None:
+def check_new(view: RunView, terms: Terms, request: str | None) -> None:
     """Check that a request can be received; a received request may be repeated with the same terms."""
     received = {row.request: row for row in view.requests}
     if request is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from sifu.core.ledger import canonical_json
 from sifu.core.record_commitments import is_commitment
-from sifu.core.request_terms import TERMS, RequestTerms, check_request_id
+from sifu.core.request_terms import TERMS, Terms, check_request_id
 from sifu.errors import DiskError, InputError, NoSpaceError, RunDamagedError, SifuError
 from sifu.requests.client_list import change_clients, recorded_clients
 from sifu.requests.deadlines import DEADLINE_DAYS
@@ -49,7 +49,7 @@ def id_of_signed(statement: dict[str, Any]) -> str:
         raise InputError(f"this is not a signed request: it has no {error}") from error
 
 
-def terms_of_signed(reader: RunReader, statement: dict[str, Any]) -> RequestTerms:
+def terms_of_signed(reader: RunReader, statement: dict[str, Any]) -> Terms:
     """Return the terms of a signed request.
 
     Raises:
@@ -104,11 +104,11 @@ def post_decision(reader: RunReader, request: str, decision: str, reason: str, a
     return True
 
 
-def _terms_posted(reader: RunReader, message: Message) -> RequestTerms:
+def _terms_posted(reader: RunReader, message: Message) -> Terms:
     content = message.content or {}
     if message.kind == "signed":
         return terms_of_signed(reader, content)
-    return RequestTerms.from_mapping({name: value for name, value in content.items() if name in TERMS})
+    return Terms.from_mapping({name: value for name, value in content.items() if name in TERMS})
 
 
 def ingest(writer: RunWriter) -> list[str]:
@@ -174,7 +174,7 @@ def _receive_posted(writer: RunWriter, message: Message, content: dict[str, Any]
     view = RunView(writer)
     if set(content) != set(TERMS):  # a missing term would get the spec's default, which may change before ingestion
         raise InputError(f"a request must give {', '.join(sorted(TERMS))}; found {', '.join(sorted(content))}")
-    terms = RequestTerms.from_mapping(content)
+    terms = Terms.from_mapping(content)
     terms = replace(terms, clients=tuple(view.names_now(terms.clients)))  # a client may have a new name
     if len(commitments) > len(terms.records):
         raise InputError(f"there are {len(commitments)} commitments to {len(terms.records)} records")

@@ -11,7 +11,7 @@ import numpy as np
 
 from sifu.core.engine import Engine, Evaluation, evaluate_present
 from sifu.core.ledger import finite_or_text
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.core.round import noise_rounding
 from sifu.methods.base import Start
 from sifu.planning.plan import Plan
@@ -30,7 +30,7 @@ from sifu.theory.history import NodeKind, PathNode
 from sifu.theory.rounding import norm
 
 
-def may_measure(writer: RunWriter, view: RunView, terms: RequestTerms) -> bool:
+def may_measure(writer: RunWriter, view: RunView, terms: Terms) -> bool:
     """Return whether a request may record evaluations on the data of its clients.
 
     A strict request records none, and a model that was not released is not evaluated: both would record information

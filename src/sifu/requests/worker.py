@@ -14,7 +14,7 @@ from typing import Protocol, cast
 from sifu.choices import Level
 from sifu.core.closed_form_engine import StatisticsEngine
 from sifu.core.engine import Engine
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.errors import InputError, NotCertifiableError, RoundRejectedError
 from sifu.methods.registry import method_for, plan_request
 from sifu.planning.plan import Plan, least_level
@@ -45,7 +45,7 @@ Tell = Callable[[str], None]
 class BuildsEngines(Protocol):
     """Builder of the engines that requests need, from the clients' data (`run.run_engines.RunEngines`)."""
 
-    def prepare_records(self, reader: RunReader, terms: RequestTerms) -> None:
+    def prepare_records(self, reader: RunReader, terms: Terms) -> None:
         """Build the engine without the records of `terms`, before anything is rolled back."""
 
     def again(self) -> Engine:
@@ -71,7 +71,7 @@ class Worker:
         self.inbox = inbox or WatchedInbox(writer)
         self.done: list[str] = []
         """Requests this worker finished, in order."""
-        self._plans: dict[tuple[str, RequestTerms, Level | None, tuple[int, str]], Plan] = {}
+        self._plans: dict[tuple[str, Terms, Level | None, tuple[int, str]], Plan] = {}
         """Plans made before their requests were received; the key ends with the last event of the run."""
         self._tried: set[int] = set()
         """Clients already asked for their statistics, which the closed-form head lacks."""
@@ -258,7 +258,7 @@ class Worker:
         RollBack(self.writer, self.engine, view, plan, row.request, start).record()
         self._finish(row.request)
 
-    def hand_on(self, request: str, plan: Plan, terms: RequestTerms, level: Level | None) -> None:
+    def hand_on(self, request: str, plan: Plan, terms: Terms, level: Level | None) -> None:
         """Use `plan` when the request is executed, unless the run changes in the meantime.
 
         Args:

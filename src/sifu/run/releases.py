@@ -14,7 +14,7 @@ from sifu.core.engine import Engine, LacksData
 from sifu.core.layout import Vector
 from sifu.core.ledger import RELEASE_DISTANCES
 from sifu.core.observers import BeforeAfter
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.core.round import NormalSource, SystemNormals, add_noise
 from sifu.core.spec import Spec
 from sifu.errors import RunDamagedError
@@ -138,7 +138,7 @@ def _largest_of_records(engine: Engine, release: Release, client: int) -> float 
 
 
 def guarantee_of_all(
-    reader: RunReader, spec: Spec, clients: Iterable[int], terms: RequestTerms, before: int | None = None
+    reader: RunReader, spec: Spec, clients: Iterable[int], terms: Terms, before: int | None = None
 ) -> BeforeAfter | None:
     """Return the guarantee against an observer of all releases, for each of `clients` or each of their records.
 

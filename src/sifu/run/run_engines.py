@@ -14,7 +14,7 @@ from sifu.core.engine import Engine, LacksData, ShowsSamples
 from sifu.core.held_out_figures import HeldOutFigures
 from sifu.core.layout import Vector
 from sifu.core.operator_words import FLOWER
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import NETWORK_FEATURES
 from sifu.data.dataset import sample_digest
@@ -205,7 +205,7 @@ class RunEngines:
         digests = None if self._built is None else self._built.sample_digests
         return None if digests is None else digests[client]
 
-    def prepare_records(self, reader: RunReader, terms: RequestTerms) -> None:
+    def prepare_records(self, reader: RunReader, terms: Terms) -> None:
         """Build the engine without the records of `terms`, before anything is rolled back.
 
         After a rollback it would be too late: the client could not rejoin, and the request could not end.

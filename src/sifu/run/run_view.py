@@ -12,7 +12,7 @@ import numpy as np
 from sifu.core.engine import Evaluation
 from sifu.core.operator_words import FLOWER, LAST_CLIENT, LOOP
 from sifu.core.premises import RateSource, RecordHistory
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.core.round import NoiseSource
 from sifu.core.spec import Spec
 from sifu.core.spec.regime import Regime
@@ -169,7 +169,7 @@ class RunView(ClientsView):
         """Order of the next request to be executed; the first is 1."""
         return 1 + sum(1 for request in self.requests if request.request_order is not None)
 
-    def new_subjects(self, terms: RequestTerms, order: int) -> tuple[Subject, ...]:
+    def new_subjects(self, terms: Terms, order: int) -> tuple[Subject, ...]:
         """Return the subjects of a request: one per client."""
         indices = self.indices(terms.clients)
         if terms.records:

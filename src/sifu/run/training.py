@@ -17,7 +17,7 @@ import numpy as np
 
 from sifu.core.engine import Engine, Evaluation, Position, evaluate_present
 from sifu.core.layout import Vector
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.core.round_stream import (
     RoundsWanted,
     StreamedRound,
@@ -93,7 +93,7 @@ COMMIT_ROUNDS = 256
 def levels_to_keep(spec: Spec) -> Floats:
     """Return the levels of Psi at which models are kept: one if sigma is fixed, a ladder if it is `auto`."""
     privacy = spec.privacy
-    terms = RequestTerms(("any",), privacy.epsilon, privacy.delta)
+    terms = Terms(("any",), privacy.epsilon, privacy.delta)
     if privacy.sigma != "auto":
         return np.array([hidden_sensitivity(privacy.sigma, terms.multiplier)])
     return level_ladder(LOWEST_SIGMA / terms.multiplier, HIGHEST_SIGMA / terms.multiplier, LADDER_RATIO)

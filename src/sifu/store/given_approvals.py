@@ -7,7 +7,7 @@ The run's spec says how many people must approve a request before it is executed
                         "two"     two different people, neither of whom filed it
 
 An approval is a signed event of the ledger with the name of the approver and the digest of the approved terms
-(`RequestTerms.digest`). The approval covers these terms only. People are identified by name: on the command line by the
+(`Terms.digest`). The approval covers these terms only. People are identified by name: on the command line by the
 name that the caller gives, in the console by the name of their token.
 
 A request is approved when its approvals are complete. No other request is executed; verification reports a request that
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sifu.core.ledger import Event, read_json
-from sifu.core.request_terms import TERMS, RequestTerms
+from sifu.core.request_terms import TERMS, Terms
 from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.store.actors import same_person
@@ -60,10 +60,10 @@ class Approvals:
         return same_person(actor) not in map(same_person, [self.filed_by, *self.approved_by])
 
 
-def filed_terms(received: Mapping[str, Any]) -> RequestTerms:
+def filed_terms(received: Mapping[str, Any]) -> Terms:
     """Return the terms in the content of an event `request received`."""
     filed = received["request"]
-    return RequestTerms.from_mapping({name: filed[name] for name in TERMS if name in filed})
+    return Terms.from_mapping({name: filed[name] for name in TERMS if name in filed})
 
 
 def approvals_of(reader: RunReader) -> dict[str, Approvals]:
@@ -130,7 +130,7 @@ class LeavingClients:
     def __init__(self, needed: int) -> None:
         self._needed = needed
         self._waiting: dict[str, Approvals] = {}
-        self._terms: dict[str, RequestTerms] = {}
+        self._terms: dict[str, Terms] = {}
 
     def take(self, event: Event) -> None:
         """Process one event."""

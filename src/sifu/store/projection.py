@@ -12,7 +12,7 @@ from typing import Any
 
 from sifu.core.layout import Vector
 from sifu.core.ledger import canonical_json
-from sifu.core.request_terms import RequestTerms
+from sifu.core.request_terms import Terms
 from sifu.errors import InputError
 from sifu.store.files import STORED
 from sifu.store.history_tables import ParticipationRows, node_values
@@ -31,7 +31,7 @@ class RequestRow:
 
     request: str
     status: str
-    terms: RequestTerms
+    terms: Terms
     method: str
     deadline_days: int
     received: str
@@ -180,14 +180,14 @@ LISTED = (*STORED, "group_models", "merges", "evaluations", "rejections")
 
 
 @functools.lru_cache(4096)
-def _read_terms(text: str) -> RequestTerms:
+def _read_terms(text: str) -> Terms:
     """Parse the terms of a request.
 
     Raises:
         ValueError: If the stored terms are invalid. They were then changed by hand, so this is not an `InputError`.
     """
     try:
-        return RequestTerms.from_mapping(json.loads(text))
+        return Terms.from_mapping(json.loads(text))
     except InputError as error:
         raise ValueError(f"requests.terms: {error}") from error
 
@@ -196,7 +196,7 @@ JSON_PARSERS: dict[Any, Callable[[Any], Any]] = {
     "tuple[str, ...]": lambda text: tuple(json.loads(text)),
     "tuple[int, ...]": lambda text: tuple(json.loads(text)),
     "dict[int, str]": lambda text: {int(key): value for key, value in json.loads(text).items()},
-    "RequestTerms": _read_terms,
+    "Terms": _read_terms,
 }
 """Parsers of JSON columns, by the type of the field."""
 PARSERS = JSON_PARSERS | {"bool": bool}
