@@ -9,7 +9,8 @@ import sifu
 from sifu.choices import terms_on_offer
 from sifu.core.request_terms import Terms
 from sifu.requests.filing import usual_terms
-from sifu_console.asking import client_names, terms_given
+from sifu_console.asking import client_names
+from sifu_console.bodies import terms_in_form
 
 UNUSUAL: dict[str, Any] = {
     "epsilon": 7.5, "delta": 0.003, "sigma": 0.9,
@@ -92,7 +93,7 @@ def test_clients_and_records_are_pasted_in_any_separation() -> None:
         "0012\n7": ["0012", 7],
         f"{2**53 - 1} {10**18}": [str(2**53 - 1), str(10**18)],
     }.items():
-        assert terms_given({"records": text}) == {"records": records}
+        assert terms_in_form({"records": text}) == {"records": records}
 
 
 def test_the_form_offers_what_its_reader_may_set(service: Any) -> None:

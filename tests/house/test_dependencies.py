@@ -7,12 +7,18 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from runtime_environment import PROJECT, ROOT, declared, make_environment
+from runtime_environment import PROJECT, ROOT, declared, distribution, make_environment
 
 SOURCES = ROOT / "src"
+CONSOLE = {"sifu-console"} | {
+    distribution(line)
+    for line in tomllib.loads((ROOT / "console/pyproject.toml").read_text())["project"]["dependencies"]
+}
+"""What sifu-console may import besides the library's dependencies."""
 # These packages import an extra's package at module level, because they are useless without it.
 NEEDS_AN_EXTRA = (
     "sifu.audit.compare_releases",
@@ -55,7 +61,8 @@ def imported_packages(sources: Path) -> Iterator[tuple[str, str]]:
 
 def undeclared(sources: Path) -> set[tuple[str, str]]:
     """Return imports of packages that neither the runtime dependencies nor an extra for users declare."""
-    allowed = declared(*(set(PROJECT["optional-dependencies"]) - {"dev", "docs"}))
+    allowed = CONSOLE if "console" in sources.parts else set()
+    allowed |= declared(*(set(PROJECT["optional-dependencies"]) - {"dev", "docs"}))
     # Import names of packages that the tests do not need; flwr provides ray.
     allowed |= {"flwr", "ray", "pyarrow"}
     providers = importlib.metadata.packages_distributions()
@@ -68,6 +75,7 @@ def undeclared(sources: Path) -> set[tuple[str, str]]:
 
 def test_every_import_is_declared() -> None:
     assert undeclared(SOURCES) == set()
+    assert undeclared(ROOT / "console" / "src") == set()
 
 
 def test_an_undeclared_import_is_noticed(tmp_path: Path) -> None:

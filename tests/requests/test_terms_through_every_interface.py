@@ -15,8 +15,7 @@ from run_tools import query
 from sifu.choices import terms_on_offer
 from sifu.cli.main import app
 from sifu.core.request_terms import TERMS, Terms
-from sifu_console.asking import terms_given
-from sifu_console.json_api import TermsSent
+from sifu_console.bodies import TermsSent, terms_in_form
 
 TERMS_GIVEN: dict[str, Any] = {
     "epsilon": 7.5, "delta": 0.003, "sigma": 0.25,
@@ -49,13 +48,12 @@ def test_the_api_describes_every_term_and_reads_it() -> None:
     assert set(properties) == set(TERMS_GIVEN)
     for name, term in terms_on_offer().items():
         assert set(properties[name].get("enum", ())) == set(term.choices), name
-    assert terms_given(TERMS_GIVEN) == TERMS_GIVEN
-    assert terms_given(json.loads(json.dumps(TERMS_GIVEN))) == TERMS_GIVEN
+    assert TermsSent.model_validate(json.loads(json.dumps(TERMS_GIVEN))).model_dump(exclude_unset=True) == TERMS_GIVEN
 
 
 def test_the_form_shows_every_term_and_texts_are_read_as_what_they_mean() -> None:
     as_texts = {name: str(value) for name, value in TERMS_GIVEN.items()} | {"records": "2, 5"}
-    assert terms_given(as_texts) == TERMS_GIVEN
+    assert terms_in_form(as_texts) == TERMS_GIVEN
     template = (Path(sifu_console.__file__).parent / "templates" / "run.html").read_text(encoding="utf-8")
     assert "for name, term in terms_offered.items()" in template
     assert 'name="records"' in template

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from sifu.errors import SifuError
 from sifu_console import __version__, finding, json_api, pages, request_pages
 from sifu_console.asking import Console, NotKnownError, answer_to, console_of, status_code
+from sifu_console.bodies import first_mismatch
 from sifu_console.runs import ServedRuns
 from sifu_console.security import PROBES, Guard, RateLimit, refused
 from sifu_console.tokens import Sessions, TokenFile
@@ -94,10 +95,7 @@ async def _say_why(request: Request, error: Exception) -> Response:
 async def _name_the_field(request: Request, error: Exception) -> Response:
     """Answer a body that the API's description forbids with its first mismatch."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
-    sentence = f"{where}: {first['msg']}, found {first.get('input')!r:.60}"
-    return refused(400, sentence.encode(errors="backslashreplace").decode())
+    return refused(400, first_mismatch(error.errors()))
 
 
 async def _not_served(request: Request, error: Exception) -> Response:

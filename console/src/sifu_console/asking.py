@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
 from fastapi import Depends, Request
 
-from sifu.choices import SigmaChoice, TermOnOffer, TermsGiven, terms_on_offer
-from sifu.core.ledger import LARGEST_INTEGER
-from sifu.core.request_terms import parse_sigma
 from sifu.errors import (
     IdInUseError,
     InputError,
@@ -22,15 +18,12 @@ from sifu.errors import (
     SifuError,
     VerificationError,
 )
+from sifu_console.bodies import DEADLINE_DAYS, MOST_CLIENTS, SEPARATORS
 from sifu_console.runs import ServedRun, ServedRuns, UnknownError
 from sifu_console.security import RateLimit
 from sifu_console.tokens import NotAllowedError, Sessions, Token, TokenFile, Visitor
 
-MOST_CLIENTS = 10_000
 MOST_FIELDS = 100
-DEADLINE_DAYS = 30
-SEPARATORS = re.compile(r"[,;|\t\r\n]")
-_ROW_NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
 
 
 @dataclass
@@ -143,79 +136,28 @@ async def read_form(request: Request) -> dict[str, str]:
     return {name: values[-1] for name, values in read.items()}
 
 
-def client_names(value: str | list[str], known: Collection[str] = ()) -> list[str]:
-    """Return client names from a list, or from text with the usual separators.
+def client_names(text: str, known: Collection[str] = ()) -> list[str]:
+    """Return client names from text with the usual separators.
 
     Names may contain a comma or a space, so a `known` name is not split further.
     """
-    names = _names_in(value, known) if isinstance(value, str) else value
-    cleaned = [name.strip() for name in names if name.strip()]
-    if not cleaned or len(cleaned) > MOST_CLIENTS:
-        raise InputError(f"name 1 to {MOST_CLIENTS} clients, found {len(cleaned)}")
-    return cleaned
-
-
-def _names_in(text: str, known: Collection[str]) -> list[str]:
     names: list[str] = []
     for line in map(str.strip, text.splitlines()):
         for part in [line] if line in known else map(str.strip, SEPARATORS.split(line)):
             words = part.split()
             names += [part] if part in known or not set(words) <= set(known) else words
-    return list(dict.fromkeys(names))
+    cleaned = list(dict.fromkeys(name for name in names if name))
+    if not cleaned or len(cleaned) > MOST_CLIENTS:
+        raise InputError(f"name 1 to {MOST_CLIENTS} clients, found {len(cleaned)}")
+    return cleaned
 
 
-def days(value: Any) -> int:
+def days(text: str) -> int:
     """Return a deadline in days; the default if the field is empty."""
-    if value in (None, ""):
-        return DEADLINE_DAYS
     try:
-        return int(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"the deadline must be a whole number of days, found {str(value)[:40]!r}") from error
-
-
-def terms_given(values: Mapping[str, Any]) -> TermsGiven:
-    """Return the given terms of a request. Empty terms are left out, because the run's spec determines them.
-
-    The values are strings from a form, or JSON that the API's schema allows.
-    """
-    offered = terms_on_offer()
-    given = {name: value for name, value in values.items() if value not in (None, "")}
-    return {name: _read_term(name, offered[name], value) for name, value in given.items()}  # type: ignore[return-value]
-
-
-def _read_term(name: str, term: TermOnOffer, value: Any) -> Any:
-    """Return one term, read from JSON or a form; `Terms` validates its value."""
-    if term.kind is SigmaChoice:
-        return parse_sigma(str(value))
-    try:
-        if term.kind in (int, float):
-            return term.kind(value)
-        if term.kind == Sequence[int | str]:
-            records = [_record(entry) for entry in (_records_in(value) if isinstance(value, str) else value)]
-            if not records:  # an empty list does not mean all records; to forget all of them, omit the term
-                raise ValueError(value)
-            return records
-    except (TypeError, ValueError, OverflowError) as error:
-        what = {int: "a whole number", float: "a number"}.get(term.kind, "a list of identities or row numbers")
-        raise InputError(f"{name} is {what}, found {str(value)[:40]!r}") from error
-    return str(value)
-
-
-def _records_in(text: str) -> list[str]:
-    """Split a list of records at the usual separators; spaces separate row numbers but may be part of an identity."""
-    parts = [part.strip() for part in SEPARATORS.split(text) if part.strip()]
-    return [word for part in parts for word in (part.split() if part.replace(" ", "").isdecimal() else [part])]
-
-
-def _record(value: Any) -> int | str:
-    """Return a client's record: a row number or an identity."""
-    if not isinstance(value, int | str):  # the API's schema counts 3.0 as an integer
-        raise TypeError(value)
-    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-        raise ValueError(value)
-    # An identity with leading zeros, or with more digits than JSON represents exactly, cannot be a row number.
-    return int(value) if isinstance(value, str) and _ROW_NUMBER.fullmatch(value) else value
+        return int(text or DEADLINE_DAYS)
+    except ValueError as error:
+        raise InputError(f"the deadline must be a whole number of days, found {text[:40]!r}") from error
 
 
 def status_code(error: SifuError) -> int:

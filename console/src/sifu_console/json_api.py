@@ -2,84 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Depends, Response
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from sifu.choices import Decision, terms_on_offer
 from sifu.core.ledger import plain_values
 from sifu.core.request_terms import AUTO
 from sifu.errors import SifuError
-from sifu_console.asking import DEADLINE_DAYS, MOST_CLIENTS, RunOf, Visiting, terms_given
+from sifu_console.asking import RunOf, Visiting
+from sifu_console.bodies import Chosen, Compared, Decided, Filed, Problem
 from sifu_console.request_pages import bundle
 from sifu_console.runs import RECEIVED
 
 API = "/api/v1"
-
-
-class Body(BaseModel):
-    """Body of a request: fields have exactly the types described, and there are no others."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def check_text(cls, body: Any) -> Any:
-        """Refuse text that UTF-8 cannot represent, such as half of a surrogate pair."""
-        json.dumps(body, ensure_ascii=False, default=str).encode()
-        return body
-
-
-Clients = Annotated[list[str], Field(min_length=1, max_length=MOST_CLIENTS)]
-TERMS: Any = {
-    name: (term.kind, Field(None, description=term.about.help, min_length=1 if name == "records" else None))
-    for name, term in terms_on_offer().items()
-}
-TermsSent: Any = create_model(
-    "Terms", __base__=Body, __doc__="Terms; those left out come from the run's spec.", **TERMS
-)
-
-
-class Filed(Body):
-    """A new request."""
-
-    clients: Clients
-    request: str | None = Field(None, description="Your own id; the same again changes nothing.")
-    deadline_days: int = Field(DEADLINE_DAYS, ge=0)
-    terms: TermsSent = Field(default_factory=TermsSent)
-
-
-class Decided(Body):
-    """A decision on a request."""
-
-    request: str
-    decision: Decision
-    reason: str = ""
-    terms: str = Field("", description="The terms_digest of the request that you saw; an approval needs it.")
-
-
-class Chosen(Body):
-    """A request to execute."""
-
-    request: str
-
-
-class Compared(Body):
-    """Clients to forget, for a comparison of the methods."""
-
-    clients: Clients
-    terms: TermsSent = Field(default_factory=TermsSent)
-
-
-class Problem(BaseModel):
-    """The reason why something was refused."""
-
-    error: str
 
 
 WHY_NOT = (
@@ -97,11 +35,6 @@ router = APIRouter(
 def answer(value: Any, code: int = 200) -> Response:
     """Return a value as JSON; numbers that JSON cannot represent become null."""
     return JSONResponse(plain_values(value), code)
-
-
-def given(terms: BaseModel) -> Any:
-    """Return the terms that a body sets."""
-    return terms_given(terms.model_dump(exclude_unset=True))
 
 
 @router.get("/runs")
@@ -147,7 +80,7 @@ def show_request(visit: Visiting, run: RunOf, number: int) -> Response:
 @router.post("/runs/{run}/requests", status_code=201)
 def file_request(visit: Visiting, run: RunOf, body: Filed) -> Response:
     """File a request; idempotent by its id."""
-    terms = given(body.terms)
+    terms = body.terms.model_dump(exclude_unset=True)
     filed, nonces = run.file(visit.who, body.clients, body.request, body.deadline_days, terms)
     told = {"nonces": nonces} if terms.get("records") else {}
     if not visit.who.may("see"):
@@ -173,7 +106,7 @@ def execute(visit: Visiting, run: RunOf, body: Chosen) -> Response:
 @router.post("/runs/{run}/plan")
 def compare_ways(visit: Visiting, run: RunOf, body: Compared) -> Response:
     """Compare the methods for forgetting some clients; changes nothing."""
-    plan = run.plan(visit.who, body.clients, given(body.terms) | {"method": AUTO})
+    plan = run.plan(visit.who, body.clients, body.terms.model_dump(exclude_unset=True) | {"method": AUTO})
     return answer(plan.to_mapping())
 
 

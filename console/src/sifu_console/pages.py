@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
@@ -26,8 +27,8 @@ from sifu_console.asking import (
     days,
     read_form,
     status_code,
-    terms_given,
 )
+from sifu_console.bodies import terms_in_form
 from sifu_console.rendering import render
 from sifu_console.runs import RECEIVED, REPORT, ServedRun
 from sifu_console.security import origin_of
@@ -195,14 +196,12 @@ def file_request(visit: Visiting, run: RunOf) -> Response:
     who, fields = visit.who, visit.fields
     try:
         clients = client_names(visit.text("clients"), _names(run, who))
-        terms = terms_given({name: visit.text(name) for name in terms_on_offer()})
+        terms = terms_in_form(fields)
         if "plan" in fields:
             terms["method"] = AUTO
             plan = run.plan(who, clients, terms)
             return show("ways.html", visit.visitor, run=run, plan=plan, clients=clients, fields=fields)
-        if fields.get("release") == "now" and who.may("set terms"):
-            check_confirmed(visit, "releasing a model before it has recovered")
-        due, name = days(fields.get("deadline_days")), visit.text("request").strip() or None
+        due, name = days(visit.text("deadline_days").strip()), visit.text("request").strip() or None
         filed, nonces = run.file(who, clients, name, due, terms)
     except (InputError, NotCertifiableError) as error:
         _, sentence = answer_to(visit.request, error)
@@ -216,11 +215,11 @@ def file_request(visit: Visiting, run: RunOf) -> Response:
 
 def _field_of(sentence: str) -> str:
     """Return the form field that an error message is about, by default the clients."""
-    first = sentence.split()[0] if sentence.split() else ""
+    first = re.split(r"[.: ]", sentence)[0]
     if first in terms_on_offer():
         return first
     words = {"deadline": "deadline_days", "request id": "request", "use another id": "request", "level": "level"}
-    words |= {"record": "records", "row ": "records", "identit": "records", "releasing": "release"}
+    words |= {"record": "records", "row ": "records", "identit": "records"}
     return next((field for word, field in words.items() if word in sentence), "clients")
 
 

@@ -14,7 +14,7 @@ from sifu.core.operator_words import rows_words
 from sifu.core.request_terms import AUTO, Terms
 from sifu.errors import InputError, NotCertifiableError
 from sifu.store.actors import same_person
-from sifu_console.asking import RunOf, Visit, Visiting, terms_given
+from sifu_console.asking import RunOf, Visit, Visiting
 from sifu_console.pages import check_confirmed, show, way_back
 from sifu_console.runs import ServedRun
 from sifu_console.tokens import Token
@@ -67,10 +67,10 @@ def show_request(visit: Visiting, run: RunOf, number: int) -> Response:
 
 def _other_options(run: ServedRun, who: Token, terms: Terms) -> Any:
     """Return a plan that compares all methods under the same terms, or None if no such plan is possible."""
-    given = terms.to_mapping() | {"method": AUTO}
+    given: Any = {name: value for name, value in terms.to_mapping().items() if value not in (None, [])}
     clients = given.pop("clients")
     with suppress(InputError, NotCertifiableError):
-        return run.plan(who, clients, terms_given({name: given[name] for name in given if given[name] != []}))
+        return run.plan(who, clients, given | {"method": AUTO})
     return None
 
 
