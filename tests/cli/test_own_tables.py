@@ -296,8 +296,7 @@ def test_the_report_of_a_closed_form_run_has_no_rounds_and_counts_records_as_rec
     facts = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)<", page))
     assert facts["Clients forgotten"] == "1"
     assert facts["Records forgotten"] == "3"
-    assert facts["Rounds of forgetting"] == "0"
-    assert "Rounds run" not in facts
+    assert not any("Rounds" in name for name in facts)
     assert "of class &#39;ill&#39;" in page
     drawn = {file.name for file in (trained / "report").iterdir()}
     assert drawn == {"index.html", "history.csv"}

@@ -231,9 +231,7 @@ def test_words_on_psi_promise_no_more_than_what_it_rests_on() -> None:
 
 def said_by(body: Body) -> str:
     """Return all sentences of a certificate for people, in lower case, without the premises."""
-    said = words_of(body)
-    lines = [*said.observers.sentences, *said.not_covered, said.erased, said.remains]
-    return " ".join([*lines, *Certificate("public", body, "", "").lines(everything=True)]).lower()
+    return " ".join(Certificate("public", body, "", "").lines(everything=True)).lower()
 
 
 NOISE_WORDS = (

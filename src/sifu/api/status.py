@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -160,21 +161,7 @@ class RunStatus:
     """Few clients remain, requests were lost, events lack a signature, or nothing can be signed or written."""
 
     def __repr__(self) -> str:
-        states = Counter(client.state for client in self.clients)
-        requests = Counter(request.status for request in self.requests)
-        rounds = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
-        summary = {
-            "run": self.run,
-            "model": f"{self.model}, {self.parameters} parameters",
-            "phase": self.phase if self.closed_form else f"{self.phase} after {rounds}",
-            "clients": ", ".join(f"{count} {state}" for state, count in states.items()),
-            "requests": ", ".join(f"{count} {status}" for status, count in requests.items()) or "none",
-        }
-        if self.held_out is not None and self.held_out.accuracy is not None:
-            summary[f"accuracy {self.held_out.where}"] = f"{self.held_out.accuracy:.3f}"
-        elif self.accuracy is not None:
-            summary["accuracy on training samples"] = f"{self.accuracy:.3f}"
-        return f"RunStatus({', '.join(f'{name}: {value}' for name, value in summary.items())})"
+        return "\n".join(islice(self.lines(), 3))
 
     @property
     def closed_form(self) -> bool:
@@ -193,7 +180,8 @@ class RunStatus:
         states = Counter(client.state for client in self.clients)
         named = ", ".join(f"{states[state]} {state}" for state in get_args(ClientState) if states[state])
         kind = "a head in closed form" if self.closed_form else f"losses {self.regularity}"
-        yield f"{counted(len(self.clients), 'client')}: {named}; {counted(self.parameters, 'parameter')}; {kind}"
+        clients, parameters = counted(len(self.clients), "client"), counted(self.parameters, "parameter")
+        yield f"{clients}: {named}; {self.model}, {parameters}; {kind}"
         yield from self.warnings
         if self.closed_form:
             kept = f"{counted(self.statistics.files, 'statistics file')} kept, {byte_size(self.statistics.bytes)}"

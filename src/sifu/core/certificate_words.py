@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from sifu.choices import Retention
 from sifu.core.method_info import CLOSED_FORM, method_info
-from sifu.core.observers import Observers, observers_in
+from sifu.core.observers import observers_in
 from sifu.core.operator_words import forgotten_words
 from sifu.core.premises import Premise
 from sifu.core.request_terms import BUDGET_TERMS, ROUND_TERMS, terms_words
@@ -258,7 +258,6 @@ class CertificateWords:
     """Sentences of a certificate; `promise` says in plain language what was done and what observers can learn."""
 
     promise: list[str]
-    observers: Observers
     not_covered: list[str]
     erased: str
     remains: str
@@ -317,7 +316,6 @@ def words_of(body: Mapping[str, Any]) -> CertificateWords:
     )
     return CertificateWords(
         _promise(body),
-        observers_in(body),
         not_covered_by(body),
         erased,
         remains,

@@ -89,10 +89,8 @@ def _facts(data: ReportData) -> list[tuple[str, str, str]]:
         if held.r2 is not None:
             held_out.insert(0, ("Held-out R²", f"{held.r2:.3f}", held.where))
     training = ("Training accuracy", words.percent(data.status.accuracy), f"{TRAINING_DATA}; {target}")
-    if data.squared_error_per_loss is not None:
-        loss = data.status.loss
-        error = "–" if loss is None else f"{data.squared_error_per_loss * loss:.4g}"
-        training = ("Training mean squared error", error, TRAINING_DATA)
+    if data.regression:
+        training = ("Training mean squared error", words.number(data.status.mean_squared_error, 4), TRAINING_DATA)
     work = [
         ("Rounds run", f"{data.rounds_in_all:,}", f"{data.training_rounds:,} training, {rounds:,} forgetting{more}"),
         ("Models on disk", f"{len(models):,}", byte_size(sum(model.bytes for model in models))),
