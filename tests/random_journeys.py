@@ -335,7 +335,7 @@ def random_request(dice: random.Random, journey: Journey) -> list[str]:
     except SifuError as error:
         journey.refused += 1
         journey.steps.append(f"refused: {error}"[:120])
-        if run.request_status(name) == "received":
+        if run.request_record(name).waits:
             run.decide(name, "withdrawn", actor="desk")
         return []
     if name not in {outcome.request for outcome in done}:

@@ -185,9 +185,9 @@ def test_a_killed_console_loses_nothing(served: Served) -> None:
     call(f"/api/v1/runs/{row['run']}/carry-out", b'{"request": "old-case"}')
     served.process.kill()
     end = time.monotonic() + PATIENCE / 1000
-    while run.request_status("old-case") != "done" and time.monotonic() < end:
+    while run.request_record("old-case").status != "done" and time.monotonic() < end:
         time.sleep(0.2)
-    assert run.request_status("old-case") == "done"
+    assert run.request_record("old-case").status == "done"
     assert run.verify().problems == []
 
 

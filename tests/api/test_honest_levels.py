@@ -65,5 +65,5 @@ def test_a_refused_request_does_not_hold_up_the_others(tmp_path: Path) -> None:
     run.request(["client-004"], "fine", sigma=2.0)
     with pytest.raises(NotCertifiableError, match="request weak"):
         run.forget()
-    assert run.request_status("fine") == "done"
-    assert run.request_status("weak") == "received"
+    assert run.request_record("fine").status == "done"
+    assert run.request_record("weak").status == "received"

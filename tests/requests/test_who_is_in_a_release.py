@@ -182,7 +182,7 @@ def test_records_that_cannot_be_executed_hold_up_no_other(tmp_path: Path, caplog
         execute(either, "c4", "sifu")
     assert "never keeps waiting, and its client stays in" in caplog.text
     assert model_of(run) == model_of(twin)
-    assert run.request_status("never") == "received"
+    assert run.request_record("never").status == "received"
 
 
 def test_a_join_executes_approved_records(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_join_executes_approved_records(tmp_path: Path) -> None:
     run.request(["c2"], "first", records=[1, 4])
     run = sifu.open_run(tmp_path / "run", clients=clients)
     assert run.join() == ["c5"]
-    assert run.request_status("first") == "done"
+    assert run.request_record("first").status == "done"
     stays = np.setdiff1d(np.arange(clients[2].samples), [1, 4])
     clients[2] = ClientData("c2", clients[2].x[stays], clients[2].y[stays])
     assert model_of(run) == model_of(sifu.train(spec_of("closed_form"), run=tmp_path / "fresh", clients=clients))

@@ -86,7 +86,7 @@ def file_request(visit: Visiting, run: RunOf, body: Filed) -> Response:
     if not visit.who.may("see"):
         return answer({"request": filed, "status": RECEIVED} | told, 201)
     numbers = (line.request.number for line in run.requests(visit.who) if line.request.request == filed)
-    about = {"request": filed, "number": next(numbers, None), "status": run.run.request_status(filed)}
+    about = {"request": filed, "number": next(numbers, None), "status": run.run.request_record(filed).status}
     return answer(about | told, 201)
 
 

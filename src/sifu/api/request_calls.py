@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Unpack
 
-from sifu.api.requests import POSTED, Request, requests_of
+from sifu.api.requests import Request, posted_requests, requests_of
 from sifu.api.run_folder import RunFolder
 from sifu.api.run_requests import (
     check_not_settled,
@@ -34,12 +34,13 @@ from sifu.requests.issue import settle
 from sifu.requests.messages import id_of_signed, ingest, post_decision
 from sifu.requests.outcome import Outcome, outcome_of
 from sifu.requests.request_record import decide, row_of
+from sifu.run.few_clients import consequences, staying_without
 from sifu.run.recorded_data import identities_of_rows
 from sifu.run.run_view import RunView
 from sifu.run.training import ProgressCallback
 from sifu.store.actors import actor_name
 from sifu.store.inbox import post
-from sifu.store.reader import plain_names
+from sifu.store.reader import names_now, plain_names
 from sifu.store.times import current_time
 from sifu.store.writer import RunWriter
 
@@ -245,14 +246,22 @@ class RequestCalls(RunFolder):
         with self.snapshot() as reader:
             return [outcome_of(reader, row) for row in reader.requests() if row.status == "done"]
 
-    def request_status(self, request: str) -> str:
-        """Return the status of a `request`, such as received or done, or `posted` if it is only in the inbox."""
-        return next((found.status for found in self.request_records() if found.request == request), POSTED)
-
     def request_record(self, request: str) -> Request:
-        """Return one `request`."""
+        """Return one `request`, in the ledger or the inbox."""
         with self.snapshot() as reader:
+            waiting = {found.request: found for found in posted_requests(reader, current_time())}
+            if request in waiting:
+                return waiting[request]
             return requests_of(reader, [row_of(reader, request)], current_time())[0]
+
+    def warnings_of(self, request: Request) -> tuple[str, ...]:
+        """Return warnings that few clients remain once an open `request` is executed."""
+        if request.settled:
+            return ()
+        with self.view() as view:
+            now = names_now(view.reader)
+            leaving = [now.get(name, name) for name in request.clients]
+            return tuple(consequences(view, staying_without(view, leaving, records=request.records is not None)))
 
     def request_records(self) -> list[Request]:
         """Return all requests in the ledger, in the order of reception."""

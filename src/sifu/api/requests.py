@@ -127,6 +127,8 @@ class Request:
         yield f"{self.request}: {whom}; {self.status}{level}; until {self.deadline[:10]}{late}"
         if self.failure:
             yield f"  failed: {self.failure}"
+        elif self.status == POSTED:
+            yield "  waits in the inbox of the running server, which will ingest it soon"
         elif self.next:
             needs = f"needs {approvals_words(self.approvals_missing)}, not by {self.filed_by}, who filed it; "
             yield f"  {needs * bool(self.approvals_missing)}next: {self.next}"
@@ -207,15 +209,18 @@ def _steps(reader: RunReader) -> dict[str, list[RequestStep]]:
 
 def pending_requests(reader: RunReader, now: datetime.datetime) -> list[Request]:
     """Return the requests that are not settled, in the ledger or still in the inbox, earliest deadline first."""
-    rows = reader.requests()
-    recorded = {row.request for row in rows}
-    posted = [
+    recorded = requests_of(reader, [row for row in reader.requests() if row.is_open], now)
+    return sorted([*recorded, *posted_requests(reader, now)], key=lambda request: (request.deadline, request.request))
+
+
+def posted_requests(reader: RunReader, now: datetime.datetime) -> list[Request]:
+    """Return the requests that wait in the inbox and are not in the ledger."""
+    recorded = {row.request for row in reader.requests()}
+    return [
         _posted(str(reader.folder), message, now)
         for message in messages(reader.folder)
         if message.kind == SUBMITTED or (message.kind in ("request", "signed") and message.id not in recorded)
     ]
-    pending = [*requests_of(reader, [row for row in rows if row.is_open], now), *posted]
-    return sorted(pending, key=lambda request: (request.deadline, request.request))
 
 
 def _posted(run: str, message: Message, now: datetime.datetime) -> Request:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from sifu.cli.output import Answer, ShownBar, level_text, names_text, number, out, percent, table
+from sifu.cli.output import Answer, ShownBar, level_text, number, out, percent, table
 from sifu.core.ledger import plain_values
+from sifu.core.operator_words import names_words
 
 if TYPE_CHECKING:
     from sifu.audit import AuditReport, BeforeAfterAttack, FileComparison
@@ -119,7 +120,9 @@ def print_report(report: AuditReport) -> None:
         sound = sum(1 for edge in report.noise if edge.as_recorded)
         out.print(f"{sound} of {len(report.noise)} noise edges contain the recorded noise")
     for release in report.exact[:MOST_SUBJECTS]:
-        out.print(f"Request {release.request}, {names_text(release.clients, 1)}: the release {exact_words(release)}")
+        out.print(
+            f"Request {release.request}, {escape(names_words(release.clients, 1))}: the release {exact_words(release)}"
+        )
     if report.membership is not None:
         _print_membership(report.membership)
     print_compared(report)
@@ -145,7 +148,7 @@ def _print_subjects(report: AuditReport) -> None:
         )
         shown.add_row(
             subject.request or "-",
-            names_text(subject.clients, 1),
+            escape(names_words(subject.clients, 1)),
             level_text(subject.level) if subject.request else "not asked",
             number(source.distance, 3) if source else "-",
             number(source.psi, 3) if source else "-",
@@ -164,7 +167,7 @@ def _print_subjects(report: AuditReport) -> None:
 def _print_membership(found: MembershipAudit) -> None:
     before, allowed = (percent(value) if value is not None else "unknown" for value in (found.before, found.bound))
     out.print(
-        f"Request {escape(found.request)}, {names_text(found.clients, 1)}: a threshold on the loss calls "
+        f"Request {escape(found.request)}, {escape(names_words(found.clients, 1))}: a threshold on the loss calls "
         f"{percent(found.released)} of {found.samples} forgotten samples members, {before} before the request, at 1 % "
         f"false alarms among {found.held_out} held-out samples; the certificate allows {allowed}."
     )

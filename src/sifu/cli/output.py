@@ -10,11 +10,8 @@ import time
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
-
-from sifu.core.operator_words import names_words
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -106,12 +103,6 @@ def percent(value: float | None) -> str:
 def level_text(level: str) -> str:
     """Return a level in its colour."""
     return f"[{LEVEL_STYLES[level]}]{level}[/]" if level in LEVEL_STYLES else level
-
-
-def names_text(names: list[str] | tuple[str, ...], most: int = 3, escaped: bool = True) -> str:
-    """Return at most `most` client names and the number of others; `escaped` for output with rich markup."""
-    shown = names_words(names, most)
-    return escape(shown) if escaped else shown
 
 
 class ShownBar:

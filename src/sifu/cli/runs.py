@@ -23,7 +23,8 @@ from sifu.cli.options import (
     collect_run,
     option,
 )
-from sifu.cli.output import Answer, RoundsProgress, err, names_text
+from sifu.cli.output import Answer, RoundsProgress, err
+from sifu.core.operator_words import names_words
 from sifu.errors import InputError, SifuWarning
 
 if TYPE_CHECKING:
@@ -130,13 +131,13 @@ def update(run: RunArgument, device: DeviceOption = "auto") -> Answer:
     with RoundsProgress() as progress:
         updated = sifu.open_run(run, device=device).update(progress)
     lines = [f"Executed first: {', '.join(updated.executed)}."] if updated.executed else []
-    back = f", again with {names_text(updated.returned, escaped=False)}" if updated.returned else ""
+    back = f", again with {names_words(updated.returned)}" if updated.returned else ""
     changed = f"The released model is that of {updated.clients} clients now{back}."
     lines.append(changed if updated.rounds or updated.executed else "The released model is up to date.")
     if updated.rebuilt:
         lines.append(f"Groups trained again: {updated.rebuilt}.")
     if updated.left_out:
-        lines.append(f"Left out by pending requests: {names_text(updated.left_out, escaped=False)}.")
+        lines.append(f"Left out by pending requests: {names_words(updated.left_out)}.")
     return Answer(asdict(updated), " ".join(lines))
 
 
@@ -156,7 +157,7 @@ def join(
     """
     with RoundsProgress() as progress:
         joined = sifu.open_run(run).join(progress, file=file, name=name)
-    who = names_text(joined, escaped=False) if joined else "No new client"
+    who = names_words(joined) if joined else "No new client"
     return Answer({"joined": joined}, f"{who} joined {run}; the head was solved again." if joined else f"{who} joined.")
 
 
@@ -216,7 +217,7 @@ def export(
     from sifu.api import pending_requests
 
     path, pending = sifu.Run(run).export(model), [request.request for request in pending_requests(run)]
-    named = names_text(pending, escaped=False)
+    named = names_words(pending)
     waits = f"Not executed yet: {named}. The model may still contain what they ask to forget."
     return Answer({"model": str(path), "pending": pending}, f"Wrote {path}", *([waits] if pending else []))
 

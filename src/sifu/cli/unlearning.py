@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import sifu
 from sifu.choices import TermsGiven
@@ -26,8 +26,7 @@ from sifu.cli.options import (
     option,
     read_records,
 )
-from sifu.cli.output import Answer, Format, RoundsProgress, err, names_text, out
-from sifu.core.operator_words import approvals_words
+from sifu.cli.output import Answer, Format, RoundsProgress, err, out
 from sifu.core.record_commitments import new_nonces
 from sifu.errors import InputError
 
@@ -86,9 +85,6 @@ def request(
     While a command trains, the request waits in the run's inbox.
     """
     from sifu.cli.federation_commands import read_statement
-    from sifu.core.operator_words import forgotten_words
-    from sifu.run.few_clients import consequences, staying_without
-    from sifu.store.reader import names_now
 
     opened, nonces = sifu.Run(run), dict[str, str]()
     _add_records(terms, clients, records, run)
@@ -96,35 +92,20 @@ def request(
         if clients is not None or id is not None or terms:
             raise InputError("a signed request already contains its terms: give --signed without other options")
         statement = read_statement(signed)
-        names, received = [str(statement["body"].get("client"))], opened.request_signed(statement)
+        received = opened.request_signed(statement)
     elif clients is None:
         raise InputError("no clients named: give --clients A,B, or --signed FILE")
     else:
-        names = client_names(clients)
         nonces = new_nonces(terms.get("records") or ())
-        received = opened.request(names, id, deadline_days=deadline, actor=actor, nonces=nonces, **terms)
+        received = opened.request(
+            client_names(clients), id, deadline_days=deadline, actor=actor, nonces=nonces, **terms
+        )
     held = opened.committed(received, nonces) if nonces else {}
     _show_nonces(held)
-    status = opened.request_status(received)
-    recorded = None if status == "posted" else opened.request_record(received)
-    if recorded is None:
-        standing = "waits in the inbox of the running server, which will ingest it soon."
-    elif status == "done":
-        standing = "is already done."
-    else:
-        missing = recorded.approvals_missing
-        needs = f", and needs {approvals_words(missing)}" if missing else ""
-        standing = f"is in the ledger, due {recorded.deadline[:10]}{needs}. Next: {recorded.next}"
-    count = len(terms["records"] or ()) if "records" in terms else None
-    values: dict[str, Any] = {"request": received, "clients": names, "records": count, "status": status, "nonces": held}
-    whom = names_text(names, escaped=False) if count is None else forgotten_words(names, count)
-    with opened.view() as view:
-        now = names_now(view.reader)
-        leaving = [] if status == "done" else [now.get(name, name) for name in names]
-        staying = staying_without(view, leaving, records=count is not None)
-        values["warnings"] = list(consequences(view, staying))
-    warnings = [f"Warning: {warning}." for warning in values["warnings"]]
-    return Answer(values, f"Request {received} for {whom} {standing}", *warnings, *_nonce_lines(nonces, held))
+    found = opened.request_record(received)
+    warnings = opened.warnings_of(found)
+    told = found.to_mapping() | {"nonces": held, "warnings": warnings}
+    return Answer(told, *found.brief(), *(f"Warning: {text}." for text in warnings), *_nonce_lines(nonces, held))
 
 
 def forget(

@@ -51,7 +51,7 @@ def test_requests_that_arrive_during_training_are_executed_and_training_goes_on(
         fed.grid.sent.clear()
         other = sifu.open_run(fed.run_folder)
         posted = other.request([client], id)
-        assert other.request_status(posted) == "posted"
+        assert other.request_record(posted).status == "posted"
         assert posted == (id or posted)
         assert other.request([client], posted) == posted  # posting the same request again changes nothing
         with pytest.raises(InputError, match="other terms"):
