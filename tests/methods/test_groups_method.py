@@ -232,12 +232,6 @@ def test_requests_during_the_rounds_apart_wait_for_the_merge(tmp_path: Path) -> 
     assert run.verify().problems == []
 
 
-def test_a_merge_can_be_released_at_once(own: sifu.Run) -> None:
-    """The merge itself is exact, so a request may need as few as one common round."""
-    (outcome,) = own.forget(["client-004"], method="groups")
-    assert (outcome.rounds, outcome.level) == (1, "exact")
-
-
 def test_a_client_that_joins_belongs_to_the_group_of_its_name(tmp_path: Path) -> None:
     """A newcomer takes part in common rounds at once, and in its group's model when the group is next built."""
     everyone = some_clients(13)
