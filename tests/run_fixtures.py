@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import runs
-from run_tools import Command, called_in_process, small_spec
+from run_tools import Command, called_in_process
 
 
 def pytest_configure() -> None:
@@ -46,13 +46,9 @@ def trained_run() -> Path:
 
 
 @pytest.fixture(scope="session")
-def approved_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def approved_run() -> Path:
     """Return a run whose requests need two approvals; tests only read it."""
-    import sifu
-
-    folder = tmp_path_factory.mktemp("runs") / "approved"
-    sifu.train(small_spec(requests={"approval": "two"}), run=folder)
-    return folder
+    return runs.run("approving")
 
 
 @pytest.fixture

@@ -65,6 +65,11 @@ def trained(folder: Path) -> None:
     sifu.train(small_spec(), run=folder)
 
 
+def approving(folder: Path) -> None:
+    """Train clients whose requests need two approvals."""
+    sifu.train(small_spec(requests={"approval": "two"}), run=folder)
+
+
 def requests(folder: Path) -> None:
     """Finish requests of several kinds: rollback, Scratch, two clients at once, strict; one more waits."""
     run = sifu.train(small_spec(), run=folder)
@@ -149,8 +154,8 @@ def records(folder: Path) -> None:
 
 def approvals(folder: Path) -> None:
     """Ask two people for approval; refuse, file without the key, change the key, restore a backup, purge."""
-    begun = folder.with_name("begun")
-    run = sifu.train(small_spec(**TINY, requests={"approval": "two"}), run=begun)
+    begun = own("approving", folder.parent)
+    run = sifu.open_run(begun)
     run.request(["client-001"], "asked", actor="rita")
     run.decide("asked", "verified", actor="desk")
     for person in ("ann", "bob"):
@@ -205,10 +210,11 @@ def masked(folder: Path) -> None:
             server.run.request(["client-002"], "first")
 
 
-BUILT_BY: dict[str, Callable[[Path], None]] = {
-    build.__name__: build
-    for build in (trained, requests, poisson, network, groups, closed_form, releases, records, approvals, loop, masked)
-}
+BUILT: tuple[Callable[[Path], None], ...] = (
+    *(trained, approving, requests, poisson, network, groups),
+    *(closed_form, releases, records, approvals, loop, masked),
+)
+BUILT_BY = {build.__name__: build for build in BUILT}
 
 
 # -- their folder ------------------------------------------------------------------------------------------------------

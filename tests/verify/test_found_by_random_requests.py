@@ -1,4 +1,4 @@
-"""Honest runs at the edges of verification, found by random requests (`benchmarks/random_audits.py`)."""
+"""Honest runs at the edges of verification, found by random requests (`test_journeys.py`)."""
 
 from __future__ import annotations
 
