@@ -133,7 +133,7 @@ class Outcome:
         psi: Largest Psi that the noise had to hide.
         psi_star: Largest Psi that the noise hides.
         rollback_to: Number of rounds of the model that training restarted from, or 0 for the initial model.
-        rounds: Rounds of retraining, including rounds that made the starting model.
+        rounds: Rounds of retraining.
         accuracy: Accuracy on the training data of the active clients.
         target: Accuracy that retraining should have reached; 0 means no target.
         cost: Rounds, local steps and traffic of the request.
@@ -193,7 +193,6 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
     """Return the outcome of a finished request."""
     recorded = RecordedRequest(reader, row)
     statements = [recorded.statement(exposure) for exposure in recorded.new_exposures]
-    final = None if row.final_node is None else reader.nodes_by_number().get(row.final_node)
     remaining, cost = Measured.of(reader, row).remaining_after, cost_of(reader, row)
     regime = recorded.view.spec.regime
     level = row.level or "none"
@@ -213,7 +212,7 @@ def outcome_of(reader: RunReader, row: RequestRow) -> Outcome:
         psi=psi,
         psi_star=hidden_sensitivity(recorded.noise_std, recorded.multiplier),
         rollback_to=back_to,
-        rounds=cost.rounds if row.method == CLOSED_FORM else final.position if final else 0,
+        rounds=cost.rounds,
         accuracy=remaining.accuracy if remaining and regime.has_accuracy else None,
         target=recorded.view.spec.stop.target,
         cost=cost,
