@@ -8,23 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from run_tools import Command
-
-SEPARATE, MOST = 3, 5
-SPEC = f"""
-[data]
-clients = 12
-samples_per_client = 8
-[local]
-steps = 3
-rate = 0.05
-[groups]
-count = 3
-rounds = {SEPARATE}
-[stop]
-target = 0.0
-max_rounds = {MOST}
-"""
+import runs
+from run_tools import Command, query
+from sifu.core.certificate_words import words_of
 
 
 def page_of(cli: Command, run: Path) -> str:
@@ -33,18 +19,24 @@ def page_of(cli: Command, run: Path) -> str:
 
 
 def test_rounds_are_counted_the_same_everywhere(cli: Command, tmp_path: Path) -> None:
-    run, spec = tmp_path / "run", tmp_path / "spec.toml"
-    spec.write_text(SPEC)
-    assert cli("train", spec, "--run", run).code == 0
-    for in_all, current in ((MOST, MOST), (MOST + MOST + SEPARATE, SEPARATE + MOST)):
-        status = cli("status", run, "--format", "json").json
-        assert (status["rounds"], status["rounds_run"]) == (current, in_all)
-        plan = cli("plan", run, "--clients", "client-005", "--method", "groups", "--format", "json").json
-        assert plan["rounds_so_far"] == current
-        (shown,) = re.findall(r"<dt>Rounds run</dt><dd>(\d+)<small>([^<]*)", page_of(cli, run))
-        assert int(shown[0]) == in_all == sum(map(int, re.findall(r"\d+", shown[1])))
-        if current == MOST:  # the request trains common rounds, and the group that held the client is built again
-            assert cli("forget", run, "--clients", "client-001", "--method", "groups").code == 0
+    run = runs.own("groups", tmp_path)
+    separate = query(run, "SELECT branch, MAX(position) FROM nodes WHERE kind = 'group' GROUP BY branch")
+    nodes = {node: rest for node, *rest in query(run, "SELECT node, parent, kind FROM nodes")}
+    in_all = sum(rounds for _, rounds in separate) + sum(kind == "round" for _, kind in nodes.values())
+    path, node = [], int(query(run, "SELECT value FROM run WHERE key = 'tip'")[0][0])
+    while node is not None:
+        node, kind = nodes[node]
+        path.append(kind)
+    current = path.count("round") + (dict(separate)[0] if "merge" in path else 0)
+    assert {"merge", "round"} < set(path)
+    assert len(separate) > 1  # some groups were built again
+    status = cli("status", run, "--format", "json").json
+    assert (status["rounds"], status["rounds_run"]) == (current, in_all)
+    client = next(row["name"] for row in status["clients"] if row["state"] == "active")
+    plan = cli("plan", run, "--clients", client, "--method", "groups", "--format", "json").json
+    assert plan["rounds_so_far"] == current
+    (shown,) = re.findall(r"<dt>Rounds run</dt><dd>(\d+)<small>([^<]*)", page_of(cli, run))
+    assert int(shown[0]) == in_all == sum(map(int, re.findall(r"\d+", shown[1])))
 
 
 def test_a_purge_changes_no_number_of_requests(own_run: Path, cli: Command) -> None:
@@ -90,3 +82,14 @@ def test_status_warns_of_a_head_that_is_missing_or_elsewhere(
         monkeypatch.setenv("SIFU_HEADS", seen)
         assert len(cli("status", run, "--format", "json").json["warnings"]) == warned
         assert bool(cli("backup", run, tmp_path / f"{number}.zip").code) == bool(warned)
+
+
+def test_a_report_of_heads_repeats_no_sentence_and_shows_no_empty_card(cli: Command, tmp_path: Path) -> None:
+    run = runs.own("closed_form", tmp_path)
+    assert cli("forget", run, "--clients", "client-000").code == 0
+    page = page_of(cli, run)
+    done = [request["request"] for request in cli("status", run, "--format", "json").json["requests"]]
+    words = [words_of(cli("certificate", run, request, "--format", "json").json["body"]) for request in done]
+    different = [said for number, said in enumerate(words) if said not in words[:number]]
+    assert page.count("<article>") == len(different) < len(done) == page.count('id="request-')
+    assert "<dd>–" not in page

@@ -14,7 +14,7 @@ MAY_TRAIN: dict[str, str] = {
     "test_own_models test_record_premises test_requests_from_files",
     "audit": "designed_runs test_audit_attacks test_audit_claims test_before_after test_exact_audits",
     "cli": "test_bad_input test_cli_output test_cli_running test_nothing_lost test_odd_files test_own_tables "
-    "test_true_figures test_true_sentences",
+    "test_true_sentences",
     "core": "test_capabilities test_observers",
     "data": "test_data_dataset test_data_table test_deep_features test_feature_modules test_frozen_features "
     "test_held_out_rows test_regression_tables test_transformer_features",
@@ -26,7 +26,7 @@ MAY_TRAIN: dict[str, str] = {
     "guards": "guards test_guards",
     "house": "test_without_torch",
     "methods": "test_groups_method test_method_conformance",
-    ".": "random_journeys random_runs release_journeys runs",
+    ".": "random_journeys random_runs release_journeys run_fixtures runs",
     "planning": "test_auto_method test_noise_planning",
     "report": "conftest test_report_page",
     "requests": "test_approvals test_erasure test_every_name_of_a_client test_everyone_gone_counts "
