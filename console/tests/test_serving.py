@@ -18,9 +18,12 @@ from typing import Any
 
 import httpx
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from free_ports import free_port
 from run_tools import Command, environment
+from sifu.cli import console_commands
 from sifu.errors import InputError
 from sifu_console.serving import Binding, check_binding, listen, server
 
@@ -48,6 +51,17 @@ def test_the_command_refuses_what_cannot_work(tmp_path: Path, cli: Command) -> N
     assert cli("serve", tmp_path / "nowhere").code == 2
     assert "in the clear" in cli("serve", tmp_path, "--host", "0.0.0.0").err
     assert cli("serve", tmp_path, "--port", "99999").code == 2
+
+
+@pytest.mark.parametrize("command", ["serve runs --port 5", "token create runs --name ann", "token --help"])
+def test_without_the_package_its_commands_say_what_to_install(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setattr(console_commands, "PACKAGE", "not_there")
+    app = typer.Typer()
+    console_commands.add_console_commands(app)
+    refused = CliRunner().invoke(app, command.split()).exception
+    assert isinstance(refused, InputError)
+    assert refused.exit_code == 2
+    assert "./console" in str(refused)
 
 
 def test_a_port_in_use_is_said_before_anything_else(service: Any, cli: Command) -> None:
