@@ -204,8 +204,8 @@ KILL, FULL, BROKEN, FULL_FROM_NOW, HALF = 1, 2, 3, 4, 5
 """Numbers of the faults in io_log.c."""
 FAULTS = ("kill", "ENOSPC", "EIO", "half a write", "power loss")
 TIMES = re.compile(r"\d{4}-\d\d-\d\d(T[\d:.]+Z)?")
-NOT_COMPARED = ("run", "cost", "days_left", "failure")
-"""Keys of statuses and requests that depend on the place, the day or the attempt."""
+NOT_COMPARED = ("run", "cost", "days_left", "failure", "held_out")
+"""Keys that depend on the place, the day or the attempt; held-out figures are measured again by `sifu evaluate`."""
 
 
 def called(root: Path, arguments: list[str], log: Path | None = None, fault: tuple[int, int] | None = None) -> int:
