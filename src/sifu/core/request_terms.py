@@ -169,10 +169,10 @@ ROUND_TERMS = ("retention",)
 
 
 def terms_words(terms: Mapping[str, Any], *, without: Collection[str] = ()) -> str:
-    """Return all terms except the clients in one line.
+    """Return the terms that were given, except the clients, in one line.
 
     >>> terms_words({"epsilon": 10.0, "level": None, "clients": ["hospital-3"]})
-    'epsilon 10, level default'
+    'epsilon 10'
     """
     offered = terms_on_offer()
 
@@ -181,9 +181,10 @@ def terms_words(terms: Mapping[str, Any], *, without: Collection[str] = ()) -> s
             return rows_words(value)
         if isinstance(value, str) and value in (phrases := offered[name].about.words):
             return phrases[value]
-        return f"{name} {'default' if value is None else f'{value:g}' if isinstance(value, float) else value}"
+        return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
 
-    shown = [name for name in TERMS[1:] if name in terms and name not in without]
+    given = {name for name, value in terms.items() if value is not None or name == "records"}
+    shown = [name for name in TERMS[1:] if name in given and name not in without]
     return ", ".join(word(name, terms[name]) for name in shown)
 
 
