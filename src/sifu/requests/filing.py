@@ -140,7 +140,10 @@ def check_new(view: RunView, terms: Terms, request: str | None) -> None:
         check_request_id(request)
         if request in received:
             if received[request].terms != terms:
-                raise IdInUseError(f"request {request} is already in the ledger with other terms: use another id")
+                raise IdInUseError(
+                    f"request {request} is already in the ledger ({received[request].status}), with other terms or for "
+                    f"rows that left: see sifu requests DIR {request}, and file a new request under another id"
+                )
             return
     if terms.method != AUTO:
         method_for(view, terms.method)
