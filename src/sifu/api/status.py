@@ -81,7 +81,7 @@ class GroupStatus:
 
 @dataclass(frozen=True)
 class StoredFiles:
-    """Files of clients' updates, or of the statistics of a closed-form head."""
+    """Files of the statistics of a closed-form head."""
 
     files: int
     bytes: int

@@ -40,7 +40,7 @@ EXACT = Spec.from_mapping(
         "features": {"kind": "random_fourier", "count": 128, "bandwidth": 2.0},
     }
 )
-"""Spec with the same clients as `SPEC` and a head in closed form."""
+"""Spec with the same clients as `DEMO` and a head in closed form."""
 REQUESTS = [[f"client-{number:03d}" for number in range(first, first + 5)] for first in (0, 5, 10)]
 
 

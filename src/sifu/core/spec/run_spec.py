@@ -213,7 +213,7 @@ def _cast(hint: Any, value: Any, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Spec(Sections):
-    """Complete spec of a run: every key of its TOML file, with defaults. `sifu init --all` shows all keys.
+    """Complete spec of a run: every key of its TOML file, with defaults. `sifu init` writes all keys.
 
     Attributes:
         seed: Seed of data, participation and batches, never of the certified noise.
