@@ -7,6 +7,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -121,12 +122,35 @@ def test_the_level_follows_from_what_is_known_or_declared(
     assert premise_of(run) == expected
 
 
-OWN_CALLABLES = (lambda x: x, Scaled(), Scaled().__call__, functools.partial(Scaled()), [].append, Own())
+@functools.wraps(nn.functional.relu)
+def renamed(x: Tensor) -> Tensor:
+    """Return what relu returns, under its name."""
+    return nn.functional.relu(x)
+
+
+def watched() -> nn.Module:
+    """Return a layer with a hook on the gradient of a parameter."""
+    module = nn.Linear(4, 3)
+    module.weight.register_hook(lambda gradient: gradient)  # type: ignore[no-untyped-call]
+    return module
+
+
+OWN_CALLABLES = (
+    renamed,
+    MethodType(lambda self, x: x, nn.ReLU()),
+    functools.partial(nn.ReLU(), Own()),
+    lambda x: x,
+    Scaled(),
+    Scaled().__call__,
+    functools.partial(Scaled()),
+    [].append,
+    Own(),
+)
 
 
 @pytest.mark.parametrize(
     "part",
-    [Own(), hooked(), rebound(), nn.Sequential(nn.Linear(4, 4), Own()), *map(activated, OWN_CALLABLES)],
+    [Own(), hooked(), watched(), rebound(), nn.Sequential(nn.Linear(4, 4), Own()), *map(activated, OWN_CALLABLES)],
 )
 def test_a_module_with_a_part_of_the_users_is_not_known(part: nn.Module) -> None:
     assert not is_known(part)

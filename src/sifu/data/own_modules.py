@@ -11,6 +11,7 @@ import functools
 import hashlib
 import inspect
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +44,8 @@ def is_known(module: nn.Module) -> bool:
 def _is_known_part(part: nn.Module) -> bool:
     held = vars(part)
     callables = [type(part), *filter(callable, held.values())]
-    return "forward" not in held and not _hooks_of(held) and all(map(_is_from_library, callables))
+    plain = all(type(each) is nn.Parameter and not each._backward_hooks for each in part.parameters(recurse=False))
+    return plain and "forward" not in held and not _hooks_of(held) and all(map(_is_from_library, callables))
 
 
 def _hooks_of(held: dict[str, Any]) -> list[Any]:
@@ -51,12 +53,18 @@ def _hooks_of(held: dict[str, Any]) -> list[Any]:
 
 
 def _is_from_library(called: Any) -> bool:
-    """Return whether a class, a function, the object of a method, or a callable object's class is of a library."""
-    called = _unwrapped(called)
-    called = called.__self__ if isinstance(called, MethodType) else called
+    """Return whether a class or function, and everything that it is bound to, is what a library defines by its name."""
+    if isinstance(called, functools.partial):
+        bound = filter(callable, (*called.args, *called.keywords.values()))
+        return all(map(_is_from_library, (called.func, *bound)))
+    if isinstance(called, MethodType):
+        return _is_from_library(called.__self__) and _is_from_library(called.__func__)
     builtin = isinstance(called, BuiltinFunctionType)
     named = called if builtin or isinstance(called, FunctionType | type) else type(called)
-    return f"{named.__module__}.".startswith("torch." if builtin else LIBRARIES)
+    found: Any = sys.modules.get(str(named.__module__))
+    for name in "" if builtin else named.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return f"{named.__module__}.".startswith("torch." if builtin else LIBRARIES) and (builtin or found is named)
 
 
 def _unwrapped(function: Any) -> Any:
