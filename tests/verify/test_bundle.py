@@ -81,7 +81,27 @@ def test_a_new_key_continues_the_chain(own_run: Path, tmp_path: Path, cli: Comma
     assert cli("certificate", own_run, "strictly", "--bundle", tmp_path / "b.json").code == 0
     for key in (old, new):
         assert cli("verify", tmp_path / "b.json", "--public-key", key).code == 0
-    assert sifu.verify(tmp_path / "b.json").public_key == new
+    assert sifu.verify(tmp_path / "b.json").public_key == old  # the certificate's
+
+
+def test_only_keys_that_the_chain_passes_through_are_the_operators(own_run: Path, tmp_path: Path, cli: Command) -> None:
+    published = Ed25519PrivateKey.generate().public_key().public_bytes_raw().hex()
+    assert cli("key", "--rotate", own_run).code == 0
+    content, file = json.loads(bundle_bytes(own_run, "strictly")), tmp_path / "b.json"
+    genuine = content["keys"][1]
+    forged = {"event": genuine["event"], "old": "x", "new": published}
+    later = dict(genuine, event=genuine["event"] + 1)
+    for changes, code in (([genuine], 0), ([forged, genuine], 3), ([genuine, forged], 3), ([later], 3), ([], 3)):
+        file.write_text(json.dumps(content | {"keys": [content["keys"][0], *changes]}))
+        assert cli("verify", file).code == code
+        assert cli("verify", file, "--public-key", published).code == 3
+
+
+def test_a_bundle_with_a_key_twice_is_no_bundle(own_run: Path, tmp_path: Path, cli: Command) -> None:
+    text, file = bundle_bytes(own_run, "strictly").decode(), tmp_path / "b.json"
+    for given, code in ((text, 0), (text.replace('"clients": ', '"clients": ["client-001"], "clients": ', 1), 2)):
+        file.write_text(given)
+        assert cli("verify", file).code == code
 
 
 def drop_an_event(content: Any) -> None:

@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sifu.checking.certificate_file import verify_content
+from sifu.checking.certificate_file import each_once, verify_content
 from sifu.checking.verification import Verification, check_public_key, verify_run
 from sifu.core.ledger import GENESIS, chain, read_json
 from sifu.errors import InputError, VerificationError
 from sifu.requests.certification import no_certificate
 from sifu.store.checkpoints import Checkpoint
 from sifu.store.files import read_named, write_atomically
-from sifu.store.keys import keys_of, rotation_holds, rotations
+from sifu.store.keys import ROTATED, keys_of, rotation_holds, rotations
 from sifu.store.reader import RunReader
 
 FORMAT = "sifu bundle 1"
@@ -104,15 +104,15 @@ def verify_certificate(path: str | Path, public_key: str | None = None) -> Verif
     check_public_key(public_key)
     text = read_named(path, LARGEST_BUNDLE, "a certificate")
     try:
-        content = read_json(text)
+        content = read_json(text, each_once)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not a sifu certificate: it is not JSON ({error})"[:200]) from error
+        raise InputError(f"{path} is not a sifu certificate: it cannot be read as JSON ({error})"[:200]) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         return verify_content(path, text, public_key)
     problems: list[str] = []
     try:
         certificate = content["certificate"]
-        named = [str(content["keys"][0]), *(str(change["new"]) for change in content["keys"][1:])]
+        named = [str(content["keys"][0])]
         problems.extend(_check_chain(content, certificate["body"], named))
         if public_key is not None and public_key.lower() not in named:
             problems.append("keys: the published key is not one of the operator's keys in this bundle")
@@ -122,17 +122,13 @@ def verify_certificate(path: str | Path, public_key: str | None = None) -> Verif
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         problems.append(f"bundle: it cannot be read ({type(error).__name__}: {error})"[:200])
         return Verification(str(path), problems=problems)
-    return replace(alone, public_key=named[-1], problems=[*problems, *alone.problems])
+    return replace(alone, problems=[*problems, *alone.problems])
 
 
-def _check_chain(content: Mapping[str, Any], body: Mapping[str, Any], named: list[str]) -> Iterator[str]:
-    """Yield a problem for each event, key or head that does not follow from the events before it."""
-    run, changes = str(body["run"]), {int(change["event"]): change for change in content["keys"][1:]}
-    for before, change in zip(named, changes.values(), strict=False):
-        if change["old"] != before or not rotation_holds(run, change):
-            yield f"keys: the change to key {str(change['new'])[:16]}... is not signed by both keys"
-    key, previous, signed, head = named[0], GENESIS, 0, body["ledger"]
-    found = False
+def _check_chain(content: Mapping[str, Any], body: Mapping[str, Any], keys: list[str]) -> Iterator[str]:
+    """Yield a problem for each event, key or head that does not follow from those before it; extend `keys`."""
+    run, changes = str(body["run"]), list(content["keys"][1:])
+    previous, signed, head, found = GENESIS, 0, body["ledger"], False
     for number, (seq, time, kind, commitment, signature) in enumerate(content["events"], start=1):
         if seq != number:
             yield f"events: event {number} is missing or out of order (found {seq})"
@@ -140,10 +136,17 @@ def _check_chain(content: Mapping[str, Any], body: Mapping[str, Any], named: lis
         previous = chain(previous, seq, str(time), str(kind), bytes.fromhex(commitment))
         if signature is not None:
             signed = seq
-            if not Checkpoint(run, seq, previous.hex(), str(time), key, signature).holds:
+            if not Checkpoint(run, seq, previous.hex(), str(time), keys[-1], signature).holds:
                 yield f"events: the signature of event {seq} is not valid for the operator's key"
         found |= (seq, previous.hex()) == (head["seq"], head["head"])
-        key = str(changes[seq]["new"]) if seq in changes else key
+        if kind == ROTATED:
+            change = changes.pop(0)
+            if (change["event"], change["old"]) != (seq, keys[-1]) or not rotation_holds(run, change):
+                yield f"keys: the change to key {str(change['new'])[:16]}... at event {seq} is not signed by both keys"
+                return
+            keys.append(str(change["new"]))
+    if changes:
+        yield f"keys: event {changes[0]['event']} of the chain does not change the key"
     if not signed or signed != len(content["events"]):
         yield "events: the last event is not signed"
     if not found:

@@ -52,7 +52,7 @@ def verify_content(path: Path, text: bytes, public_key: str | None = None) -> Ve
         InputError: If the file is not a sifu certificate.
     """
     try:
-        content = read_json(text, _each_once)
+        content = read_json(text, each_once)
         body = content["body"]
         kind = body["format"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -71,7 +71,7 @@ def verify_content(path: Path, text: bytes, public_key: str | None = None) -> Ve
     return result
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object, and refuse duplicate keys: another program might use the other value."""
     result = dict(pairs)
     if len(result) != len(pairs):
