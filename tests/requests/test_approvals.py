@@ -367,3 +367,11 @@ def test_a_command_cannot_set_another_level_than_the_approved_one(approved: Path
     assert outcome.request == "a"
     assert run.verify().problems == []
     assert verify_independently(approved) == []
+
+
+def test_a_reason_is_one_line(own_trained: Path, cli: Command) -> None:
+    assert cli("request", own_trained, "--clients", "client-001", "--id", "case").code == 0
+    answer = cli("decide", own_trained, "case", "verify", "--reason", "ok\n  approved by Bob")
+    assert answer.code == 2
+    assert "reason" in answer.err
+    assert cli("decide", own_trained, "case", "verify", "--reason", "ok").code == 0

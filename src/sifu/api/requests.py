@@ -143,7 +143,7 @@ class Request:
         yield from self.brief()
         if self.terms is not None:
             unused = () if self.sigma is not None else (*BUDGET_TERMS, *ROUND_TERMS)
-            yield f"  terms {self.terms_digest[:12]}: {terms_words(self.terms.to_mapping(), without=unused)}"
+            yield f"  terms {self.terms_digest}: {terms_words(self.terms.to_mapping(), without=unused)}"
         if identities:
             yield f"  identities: {', '.join(identities)}"
         if besides:

@@ -60,13 +60,8 @@ def _way_out(reader: RunReader, row: RequestRow, *, damaged: bool) -> str:
             f"{sentence} once the damaged files are back: sifu verify {folder} lists them, and sifu restore BACKUP "
             "NEW_FOLDER restores the run from a backup."
         )
-    if not begun:
+    if not begun or spec.regime.solves:
         return f"{sentence} once the cause of the error is removed{_data_hint(spec)}."
-    if spec.regime.solves:
-        return (
-            f"{sentence} once the cause of the error is removed; until its head is solved, sifu decide "
-            f"{folder} {row.request} withdraw ends it, and its clients take part again."
-        )
     return (
         f"{sentence}; if the error stays, sifu decide {folder} {row.request} settle --reason TEXT ends it with the "
         "model it has reached."

@@ -83,7 +83,7 @@ def settle(writer: RunWriter, request: str, reason: str) -> str:
     if RunView(writer).regime.solves:
         raise InputError(
             f"request {request} has no head yet, so there is nothing to certify: run sifu forget again when the "
-            f"remaining clients answer, or end it with sifu decide DIR {request} withdraw"
+            "remaining clients answer"
         )
     if remainder_to_join(writer) is not None:
         raise InputError(

@@ -107,11 +107,13 @@ def check_digest(request: str, current: str, given: str | None) -> None:
 
 
 def check_words(decision: str, reason: str) -> None:
-    """Check that the decision is one of `Decision` and that its reason is not too long."""
+    """Check that the decision is one of `Decision` and that its reason is one line that is not too long."""
     if decision not in get_args(Decision):
         raise InputError(f"a decision must be one of {', '.join(get_args(Decision))}; found {decision!r}")
     if len(reason) > LONGEST_REASON:
         raise InputError(f"the reason has {len(reason)} characters: keep it below {LONGEST_REASON}")
+    if not reason.isprintable():
+        raise InputError("the reason has a line break or another control character: write one line of text")
 
 
 def _check_approval(reader: RunReader, request: str, status: str, actor: str) -> bool:
