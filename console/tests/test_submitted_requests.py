@@ -14,6 +14,7 @@ from run_tools import query, run_cli
 from sifu.requests.messages import ingest
 from sifu.store.inbox import messages
 from sifu.store.writer import RunWriter
+from sifu_console.tokens import TokenFile, state_folder
 from sifu_verifier import verify as verify_independently
 
 
@@ -99,6 +100,23 @@ def test_a_submitted_request_keeps_its_id_its_nonces_and_its_withdrawal(service:
     assert refusals(folder) == ["withdrawn by rita: mistyped"]
     held = b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
     assert first["nonces"]["2"].encode() not in held
+
+
+def test_only_the_filer_or_an_operator_withdraws_a_request(service: Any) -> None:
+    key, rita, otto = service.key("north"), service.program("rita"), service.program("otto")
+    path, decided = f"/api/v1/runs/{key}/requests", {"decision": "withdrawn", "reason": "mine"}
+    service.secrets["both"] = TokenFile(state_folder(service.folder)).create("both", ["requester", "approver"])[1]
+    for person, request, client in ((otto, "theirs", "client-001"), (rita, "hers", "client-002"),
+                                    (rita, "theirs", "client-003")):  # fmt: skip
+        assert person.post(path, json={"clients": [client], "request": request}).status_code == 201
+    assert states(otto, key) == {"hers": "requests", "theirs": "refused"}
+    answers = [
+        service.program(name).post(f"/api/v1/runs/{key}/decisions", json=decided | {"request": request}).status_code
+        for name, request in (("rita", "theirs"), ("both", "theirs"), ("both", "hers"), ("rita", "hers"))
+    ]
+    assert answers == [404, 404, 404, 200]
+    ended = {record.request: record.status for record in sifu.open_run(service.folder / "north").request_records()}
+    assert ended == {"theirs": "waiting for approval", "hers": "withdrawn"}
 
 
 @pytest.mark.parametrize("person", ["rita", "otto"])

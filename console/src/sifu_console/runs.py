@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from sifu.api import Certificate, Plan, Run, RunStatus, find_runs, pending_requests
 from sifu.api.progress import Progress
 from sifu.api.requests import POSTED, SETTLED, Request
-from sifu.api.submitted import check_share, examine, submit, submitted, withdraw
+from sifu.api.submitted import check_share, examine, is_filer, submit, submitted, withdraw
 from sifu.choices import TermsGiven
 from sifu.core.operator_words import approvals_words
 from sifu.core.record_commitments import new_nonces
@@ -287,13 +287,7 @@ class ServedRun:
         """
         rights: dict[str, Right] = {"approved": "approve", "refused": "refuse", "verified": "refuse"}
         if decision == "withdrawn":
-            if not who.may("withdraw"):
-                who.demand("withdraw own")
-                if request not in {line.request.request for line in self.lines(who)}:
-                    raise UnknownError("there is no such request here")
-                if withdraw(self.run, who.name, request, reason):
-                    self.written()
-                    return "recorded"
+            who.demand("withdraw own")
         elif decision in rights:
             who.demand(rights[decision])
         else:
@@ -303,6 +297,12 @@ class ServedRun:
                 "an approval must name the approved terms: send terms, with the terms_digest of the request"
             )
         with self.lock:
+            if decision == "withdrawn" and not who.may("withdraw"):
+                if withdraw(self.run, who.name, request, reason):
+                    self.written()
+                    return "recorded"
+                if not is_filer(self.run, who.name, request):
+                    raise UnknownError("there is no such request here")
             outcome = self.run.decide(request, decision, reason, who.name, terms or None)
             self.written()
         return outcome

@@ -62,6 +62,14 @@ def withdraw(run: Run, actor: str, request: str, reason: str) -> bool:
     return False
 
 
+def is_filer(run: Run, actor: str, request: str) -> bool:
+    """Return whether a person filed this request of the ledger, or of the inbox if the ledger has none."""
+    posted = [message for message in messages(run.folder) if message.kind == "request"]
+    filers = {message.id: str((message.content or {}).get("actor", "")) for message in posted}
+    filers |= {record.request: record.filed_by for record in run.request_records()}
+    return same_address(actor, filers.get(request, ""))
+
+
 def examine(run: Run, by: str) -> dict[str, str]:
     """File the submitted requests, or record why they are refused.
 
