@@ -78,8 +78,8 @@ def settle(writer: RunWriter, request: str, reason: str) -> str:
     status = rows[request].status if request in rows else "not in this run"
     if status != "running":
         raise InputError(f"only a running request can be settled, and request {request} is {status}")
-    if not reason.strip():
-        raise InputError("settling a request needs a reason: give one with --reason")
+    if not reason.strip() or not reason.isprintable():
+        raise InputError("settling a request needs a reason: give one line with --reason")
     if RunView(writer).regime.solves:
         raise InputError(
             f"request {request} has no head yet, so there is nothing to certify: run sifu forget again when the "
