@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from run_tools import Command, query
-from sifu.store.files import certificate_path
+from sifu.store.files import LOCK_FILE, WriterLock, certificate_path
 from sifu.store.keys import sign
 from sifu.store.reader import RunReader
 from sifu_verifier import verify
@@ -79,6 +80,30 @@ def test_verify_recomputes_a_request_with_its_models(cli: Command, tmp_path: Pat
         assert cli("forget", run, "--clients", client).code == 0
         requests = cli("verify", run, "--format", "json").json["requests"]
         assert [line["request"] for line in requests if not line["recomputed"]] == on_record(run) == rest
+
+
+@pytest.mark.parametrize("noise", [0.0, 5.0])
+def test_a_figure_over_all_releases_rests_on_the_record(cli: Command, tmp_path: Path, noise: float) -> None:
+    run, spec = tmp_path / "run", tmp_path / "spec.toml"
+    spec.write_text(HEAD + f"[release]\nnoise = {noise}\n")
+    assert cli("train", spec, "--run", run).code == 0
+    assert cli("forget", run, "--clients", "client-001").code == 0
+    (request,) = cli("verify", run, "--format", "json").json["requests"]
+    assert request["recomputed"] == (noise == 0.0)
+    assert on_record(run) == ([] if request["recomputed"] else ["r1"])
+
+
+def test_of_a_run_in_use_no_more_is_said_than_was_checked(cli: Command, tmp_path: Path) -> None:
+    run, spec = tmp_path / "run", tmp_path / "spec.toml"
+    spec.write_text(HEAD)
+    assert cli("train", spec, "--run", run).code == 0
+    assert cli("forget", run, "--clients", "client-001").code == 0
+    for holder in (WriterLock(run / LOCK_FILE), nullcontext()):
+        with holder as lock:
+            values, answer = cli("verify", run, "--format", "json").json, cli("verify", run)
+        assert [values["in_use"], not values["requests"][0]["recomputed"]] == [lock is not None] * 2
+        assert answer.code == 0
+        assert ("Verified" in answer.out) == (lock is None)
 
 
 def test_verify_says_what_it_covers_and_nothing_that_the_run_lacks(own_trained: Path, cli: Command) -> None:

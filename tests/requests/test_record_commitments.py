@@ -50,6 +50,14 @@ def test_the_person_checks_the_public_certificate(run: sifu.Run, cli: Command) -
     for identity, nonce in (("P005", nonces["P003"]), ("P003", nonces["P009"]), ("P003", "00" * 32)):
         assert cli("verify", file, "--record", identity, "--nonce", nonce).code == 3
     assert cli("verify", file, "--record", "P003", "--nonce", "none").code == 2
+    asked = ("verify", file, "--record", "P003", "--nonce", nonces["P003"])
+    own, values = run.keys().public_keys[-1].key, cli(*asked, "--format", "json").json
+    assert (values["named"], values["holds"], values["public_key"]) == (True, True, own)
+    assert set(cli("verify", file).out.splitlines()) < set(cli(*asked).out.splitlines())
+    for key, code in ((own, 0), ("00" * 32, 3)):
+        assert (
+            cli(*asked, "--public-key", key).code == cli(*asked, "--public-key", key, "--format", "json").code == code
+        )
     body = json.loads(file.read_text())["body"]
     assert len(body["commitments"]["records"]) == 2
     assert "P003" not in file.read_text()

@@ -24,6 +24,8 @@ from sifu.checking.lifecycle_checks import (
 from sifu.checking.release_checks import check_releases, trusted_notes
 from sifu.checking.request_checks import check_requests
 from sifu.checking.stored_models import check_models, check_moved
+from sifu.core.ledger import read_json
+from sifu.core.method_info import CLOSED_FORM
 from sifu.errors import InputError
 from sifu.requests.what_remains import copy_notes
 from sifu.store import checkpoints, keys
@@ -40,7 +42,7 @@ SHORT_NOTES = 3
 
 @dataclass(frozen=True)
 class CheckedRequest:
-    """A finished request; `recomputed` is False if a model of it was erased, so that it rests on the signed record."""
+    """A finished request; `recomputed` is False if it rests on the signed record, at least in part."""
 
     request: str
     recomputed: bool
@@ -60,6 +62,7 @@ class Verification:
         notes: Findings that are no faults.
         leftovers: Files left by an interrupted change; no claim depends on them, and the next writer deletes them.
         problems: Claims that do not hold.
+        in_use: True if a writer was active, so that files were not checked.
         content: Parsed content of a certificate, or an empty dict for a run.
     """
 
@@ -72,6 +75,7 @@ class Verification:
     notes: list[str] = field(default_factory=list)
     leftovers: list[Leftover] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    in_use: bool = False
     content: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -100,12 +104,14 @@ class Verification:
             lines.append(f"Signed with the key {self.public_key}.")
             conclusion = "the signature holds and its figures agree; the run behind it was not checked"
             return [*lines, f"Consistent {self.subject}: {conclusion}."]
-        on_record = "Rest on the signed record, because a model was erased since"
+        on_record = "Rest on the signed record, at least in part"
         for basis, recomputed in (("Recomputed", True), (on_record, False)):
             named = [request.request for request in self.requests if request.recomputed == recomputed]
             lines += [f"{basis}: {', '.join(named)}."] if named else []
         lines += [f"{file} covers the first {event} of {self.events} events." for file, event in self.heads.items()]
         lines.append(f"{self.events} events until {self.last_event}, signed with the key {self.public_key}.")
+        if self.in_use:
+            return [*lines, f"No problem in what was checked of {self.subject}, which is in use."]
         return [*lines, f"Verified {self.subject}: its claims follow from its record."]
 
 
@@ -137,8 +143,9 @@ def verify_run(
         return Verification(str(folder), problems=problems)
     kept = kept_checkpoints()  # read before the run, so that no checkpoint is newer
     with RunReader(folder) as reader, reader.snapshot():
-        result = Verification(str(folder), reader.value("public_key", ""), problems=problems)
-        if is_locked(folder):
+        in_use = is_locked(folder)
+        result = Verification(str(folder), reader.value("public_key", ""), problems=problems, in_use=in_use)
+        if in_use:
             result.notes.append("the run is in use: files that its writer is changing were not checked")
         for name, check in (
             ("database", check_database),
@@ -191,8 +198,10 @@ def verify_run(
                 result.notes.extend(notes_of(reader))
             last = reader.events()[-1]
             covered = {str(path): covered_by(reader, path) for path in given}
-            requests = _checked_requests(reader)
-            return replace(result, events=last.seq, last_event=last.time, requests=requests, heads=covered)
+            in_use = in_use or is_locked(folder)  # a writer may have started since
+            requests = _checked_requests(reader, in_use)
+            result = replace(result, events=last.seq, last_event=last.time, heads=covered)
+            return replace(result, requests=requests, in_use=in_use)
         except InputError:
             raise
         except Exception as error:
@@ -210,13 +219,20 @@ def _check_against_outside(reader: RunReader, public_key: str | None, heads: lis
     yield from check_given_heads(reader, heads)
 
 
-def _checked_requests(reader: RunReader) -> tuple[CheckedRequest, ...]:
-    """Return the finished requests; one of which a model was erased rests on the signed record."""
-    stored = reader.models().keys()
+def _checked_requests(reader: RunReader, in_use: bool) -> tuple[CheckedRequest, ...]:
+    """Return the finished requests.
+
+    A request rests on the signed record if a model of it was erased, if it states a guarantee over all releases, which
+    needs distances of heads whose statistics were erased, or if a writer is active and its statistics were not read.
+    """
+    stored, certificates = reader.models().keys(), reader.certificates().items()
+    over_all_releases = {request for (request, _), text in certificates if "before_after" in read_json(text)["body"]}
     return tuple(
         CheckedRequest(
             row.request,
-            {row.noise_node, row.final_node, row.source_node if row.noise_std else row.noise_node} <= stored,
+            {row.noise_node, row.final_node, row.source_node if row.noise_std else row.noise_node} <= stored
+            and not (in_use and row.method == CLOSED_FORM)
+            and row.request not in over_all_releases,
         )
         for row in reader.requests()
         if row.status == "done"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import sifu
 from sifu.cli.options import (
@@ -20,9 +20,6 @@ from sifu.cli.options import (
 from sifu.cli.output import Answer
 from sifu.core.record_commitments import names_record
 from sifu.errors import InputError, VerificationError
-
-if TYPE_CHECKING:
-    from sifu.api import Verification
 
 
 def verify(
@@ -45,11 +42,11 @@ def verify(
     """Recompute the claims of a run or a certificate, offline.
 
     Exit code 3 if anything is wrong. For a run folder, checks ledger, tables, rounds, models, requests and
-    certificates, and names the requests whose models were erased: these rest on the signed record. It changes nothing,
-    and can run while another command writes. For a certificate file, checks its signature and that its figures agree.
-    For a bundle, also checks the chain of events and the succession of keys. A note is not a fault. Only a key or a
-    head kept elsewhere shows that the run was not rewritten as a whole. With --record and --nonce, a person checks that
-    a certificate covers their record.
+    certificates, and names the requests that rest on the signed record. It changes nothing, and can run while another
+    command writes. For a certificate file, checks its signature and that its figures agree. For a bundle, also checks
+    the chain of events and the succession of keys. A note is not a fault. Only a key or a head kept elsewhere shows
+    that the run was not rewritten as a whole. With --record and --nonce, a person checks that a certificate covers
+    their record.
     """
     if not target.exists():
         raise InputError(f"{target} does not exist: give a run folder or a certificate file")
@@ -57,29 +54,22 @@ def verify(
     if (record is None) != (not nonce) or (record is not None and of_run):
         raise InputError("--record and --nonce belong together, and to a certificate")
     result = sifu.verify(target, public_key, heads or ())
-    if record is not None:
-        return _check_record(result, record, nonce)
-    lines = result.lines(everything)
-    if public_key is None and not of_run:
+    lines, values = result.lines(everything), result.to_mapping()
+    if result.holds and public_key is None and not of_run:
         lines.insert(-1, "Compare this key with the one the operator published, or give it with --public-key.")
+    holds = result.holds
+    if record is not None:
+        named = holds and names_record(result.content["body"], record, nonce)
+        values |= {"identity": record, "named": named}
+        if holds:
+            says = "is one of" if named else "with this nonce is none of"
+            lines.insert(0, f"Record {record} {says} the forgotten records that {target} names.")
+        holds = named
 
     def fail() -> None:
         raise VerificationError("\n  ".join(lines))
 
-    return Answer(result.to_mapping, *(lines if result.holds else [fail]), code=0 if result.holds else 3)
-
-
-def _check_record(verified: Verification, identity: str, nonce: str) -> Answer:
-    """Return whether a certificate holds and covers a record."""
-    named = verified.holds and names_record(verified.content["body"], identity, nonce)
-    values = {"certificate": verified.subject, "identity": identity, "named": named, "problems": verified.problems}
-
-    def fail() -> None:
-        why = verified.problems[0] if verified.problems else "no commitment opens with this identity and nonce"
-        raise VerificationError(f"{verified.subject} does not say that record {identity} was forgotten: {why}")
-
-    says = f"{verified.subject} is about record {identity}: it is one of the forgotten records."
-    return Answer(values, says if named else fail, code=0 if named else 3)
+    return Answer(values, *(lines if holds else [fail]), code=0 if holds else 3)
 
 
 def audit(

@@ -47,5 +47,5 @@ def print_verification(folder: Path) -> int:
     problems = verify(folder)
     print_problems(folder, problems)
     for name in [] if problems else on_record(folder):
-        print(f"  on the signed record alone, a model was erased: {name}")
+        print(f"  on the signed record, at least in part: {name}")
     return int(bool(problems))

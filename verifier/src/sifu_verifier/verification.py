@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,13 +36,21 @@ CHECKS: tuple[Callable[[RunFolder], None], ...] = (
 
 
 def on_record(folder: Path) -> list[str]:
-    """Return the finished requests of which a model was erased, so that only the signed record supports them."""
+    """Return the finished requests that rest on the signed record, at least in part.
+
+    A model of them was erased, or a guarantee over all releases needs distances of heads whose statistics were.
+    """
     run = RunFolder(Path(folder))
     stored = {row["node"] for row in run.tables["models"]}
     done = [row for row in run.tables["requests"] if row["status"] == "done"]
     sources = {row["request"]: {row["source_node"]} if row["noise_std"] else set() for row in done}
+    certificates = ((row["request"], json.loads(row["content"])["body"]) for row in run.tables["certificates"])
+    over_all_releases = {request for request, body in certificates if "before_after" in body}
     return [
-        row["request"] for row in done if not {row["noise_node"], row["final_node"]} | sources[row["request"]] <= stored
+        row["request"]
+        for row in done
+        if row["request"] in over_all_releases
+        or not {row["noise_node"], row["final_node"]} | sources[row["request"]] <= stored
     ]
 
 
