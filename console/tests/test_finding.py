@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from forged_runs import execute
+
 
 @pytest.fixture
 def busy_service(service: Any) -> Any:
@@ -76,6 +78,22 @@ def test_the_csv_is_what_is_shown_and_holds_no_formula(busy_service: Any, monkey
 
     assert [_cell(text) for text in ("=1+1", "@x", "-2", "a=b")] == ["'=1+1", "'@x", "'-2", "a=b"]
     assert len(rows_of(eve.get("/requests.csv").text)) == 8
+
+
+def test_a_run_that_cannot_be_read_is_named_where_its_requests_are_missing(busy_service: Any, cli: Any) -> None:
+    eve, north = busy_service.browser("eve"), busy_service.key("north")
+    paths, api = ("/", "/requests", "/overview"), "/api/v1/pending"
+    for damaged in (False, True):
+        if damaged:
+            execute(busy_service.folder / "north", "UPDATE requests SET received = '2020-13-01'")
+        pages = [eve.get(path).text for path in paths]
+        assert ["missing here: north<" in page for page in pages] == [damaged] * 3
+        unread = busy_service.program("eve").get(api).json()["unread"]
+        assert unread == [{"run": north, "name": "north"}] * damaged
+        rows = rows_of(eve.get("/requests.csv").text)
+        assert [row["state"] for row in rows if row["name"] == "north"].count("cannot be read") == damaged
+        for folder in (busy_service.folder / "north", busy_service.folder):
+            assert cli("requests", folder, "--pending").code == 5 * damaged
 
 
 def test_a_requester_finds_their_own_requests_and_no_others(busy_service: Any) -> None:

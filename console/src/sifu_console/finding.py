@@ -40,7 +40,8 @@ KINDS = {"": "all", "request": "of requests", "rolled back": "of rollbacks", "ke
 def list_requests(visit: Visiting) -> Response:
     """Show the visitor's visible requests that match the filters."""
     chosen = _filters(visit)
-    narrowed = [line for line in visit.runs.lines(visit.who) if _fits(line, chosen)]
+    lines, unread = visit.runs.lines(visit.who)
+    narrowed = [line for line in lines if _fits(line, chosen)]
     return show(
         "requests.html",
         visit.visitor,
@@ -49,6 +50,7 @@ def list_requests(visit: Visiting) -> Response:
         states=STATES,
         levels=LEVELS[::-1],
         runs=visit.runs.of(visit.who),
+        unread=unread,
         posted=visit.request.method == "POST",
     )
 
@@ -56,14 +58,15 @@ def list_requests(visit: Visiting) -> Response:
 @router.get("/requests.csv")
 @router.post("/requests.csv")
 def download_requests(visit: Visiting) -> Response:
-    """Return all pages of the filtered list of requests as CSV."""
+    """Return all pages of the filtered list of requests as CSV, with a row for each run that cannot be read."""
     chosen, text = _filters(visit), io.StringIO()
     writer = csv.writer(text)
     writer.writerow(COLUMNS)
-    for line in visit.runs.lines(visit.who):
-        if _fits(line, chosen):
-            values = line.to_mapping()
-            writer.writerow(_cell(values[name]) for name in COLUMNS)
+    lines, unread = visit.runs.lines(visit.who)
+    rows = [line.to_mapping() for line in lines if _fits(line, chosen)]
+    rows += [{"run": run.key, "name": run.name, "state": "cannot be read"} for run in unread]
+    for row in rows:
+        writer.writerow(_cell(row.get(name)) for name in COLUMNS)
     headers = {"Content-Disposition": 'attachment; filename="requests.csv"'}
     return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
 
@@ -97,7 +100,7 @@ def _cell(value: Any) -> str:
 def show_overview(visit: Visiting) -> Response:
     """Show the overview for a data-protection officer: open, overdue and recently settled requests."""
     visit.who.demand("see")
-    lines = visit.runs.lines(visit.who)
+    lines, unread = visit.runs.lines(visit.who)
     now = current_time()
     since = now - datetime.timedelta(days=RECENT_DAYS)
     recent = [line for line in lines if line.settled and time_of(line.finished) >= since]
@@ -113,6 +116,7 @@ def show_overview(visit: Visiting) -> Response:
         levels=Counter(line.request.level for line in done),
         every_level=LEVELS[::-1],
         runs=len(visit.runs.of(visit.who)),
+        unread=unread,
     )
 
 

@@ -52,9 +52,11 @@ def list_runs(visit: Visiting) -> Response:
 
 @router.get("/pending")
 def pending(visit: Visiting) -> Response:
-    """List the open requests of all runs, overdue ones first."""
+    """List the open requests of all runs, overdue ones first, and the runs that cannot be read."""
     visit.who.demand("see")
-    return answer({"requests": [line.to_mapping() for line in visit.runs.lines(visit.who) if not line.settled]})
+    lines, unread = visit.runs.lines(visit.who)
+    listed = [line.to_mapping() for line in lines if not line.settled]
+    return answer({"requests": listed, "unread": [{"run": run.key, "name": run.name} for run in unread]})
 
 
 @router.get("/runs/{run}")

@@ -116,7 +116,7 @@ def log_out(visit: Visiting) -> Response:
 @router.get("/")
 def home(visit: Visiting) -> Response:
     """Show all runs and their open requests."""
-    lines, sees = visit.runs.lines(visit.who), visit.who.may("see")
+    (lines, unread), sees = visit.runs.lines(visit.who), visit.who.may("see")
     lines = [line for line in lines if not (sees and line.settled)]
     runs = []
     for run in visit.runs.of(visit.who):
@@ -124,7 +124,8 @@ def home(visit: Visiting) -> Response:
             runs.append((run, run.progress() if sees else None, ""))
         except SifuError as error:  # an unreadable run must not hide other runs
             runs.append((run, None, str(error)))
-    return show("home.html", visit.visitor, runs=runs, lines=lines[:MOST_LINES], more=len(lines) - MOST_LINES)
+    more = len(lines) - MOST_LINES
+    return show("home.html", visit.visitor, runs=runs, lines=lines[:MOST_LINES], more=more, unread=unread)
 
 
 @router.get("/runs/{run}")

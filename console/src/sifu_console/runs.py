@@ -428,16 +428,18 @@ class ServedRuns:
             raise UnknownError("there is no such run here")
         return run
 
-    def lines(self, who: Token) -> list[Line]:
-        """Return the requests of all runs that a person may see.
+    def lines(self, who: Token) -> tuple[list[Line], list[ServedRun]]:
+        """Return the requests of all runs that a person may see, and the runs that cannot be read.
 
         Open requests come first, by deadline. Settled requests follow, latest first.
         """
-        lines: list[Line] = []
+        lines, unread = list[Line](), list[ServedRun]()
         for run in self.of(who):
-            with suppress(SifuError):  # an unreadable run is reported in the list of runs
+            try:
                 lines += run.lines(who)
-        return sorted(lines, key=Line.urgency)
+            except SifuError:
+                unread.append(run)
+        return sorted(lines, key=Line.urgency), unread
 
     def trail(self, who: Token, only: ServedRun | None, kind: str, most: int) -> tuple[list[dict[str, Any]], int]:
         """Return the latest events of one run or of all runs, latest first, and the total number of events.

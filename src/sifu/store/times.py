@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 
-from sifu.errors import InputError
+from sifu.errors import InputError, RunDamagedError
 
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 BEHIND = datetime.timedelta(hours=1)
@@ -32,4 +32,7 @@ def utc_now() -> str:
 
 def time_of(text: str) -> datetime.datetime:
     """Parse a time of the ledger."""
-    return datetime.datetime.strptime(text, TIME_FORMAT).replace(tzinfo=datetime.UTC)
+    try:
+        return datetime.datetime.strptime(text, TIME_FORMAT).replace(tzinfo=datetime.UTC)
+    except (TypeError, ValueError) as error:
+        raise RunDamagedError(f"the run is damaged: it states the time {text!r:.60}") from error
