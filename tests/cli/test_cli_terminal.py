@@ -22,6 +22,7 @@ def test_what_a_terminal_obeys_is_shown_as_question_marks() -> None:
         ("plan", "--clients", f"{CLEAR}client"),
         ("request", "--clients", "client-001", "--id", f"{CLEAR}id"),
         ("verify", "--head", f"{CLEAR}heads"),
+        ("decide", "q", "refuse", "--reason", f"{CLEAR}because"),
     ],
 )
 def test_a_sentence_about_bad_input_quotes_it_harmlessly(own_trained: Path, cli: Command, command: tuple) -> None:
@@ -30,16 +31,11 @@ def test_a_sentence_about_bad_input_quotes_it_harmlessly(own_trained: Path, cli:
     assert "\x1b" not in answer.out + answer.err
 
 
-def test_reasons_and_messages_are_shown_harmlessly(own_trained: Path, cli: Command) -> None:
-    """Reasons are free text, and anyone may have put a message into the inbox; both are printed without escape
-    sequences.
-    """
-    assert cli("request", own_trained, "--clients", "client-001", "--id", "q").code == 0
-    assert cli("decide", own_trained, "q", "refuse", "--reason", f"{CLEAR}because").code == 0
+def test_messages_of_strangers_are_shown_harmlessly(own_trained: Path, cli: Command) -> None:
+    """Anyone may put a message into the inbox, whose name is printed without escape sequences."""
     (own_trained / "inbox").mkdir(exist_ok=True)
     (own_trained / "inbox" / f"re{CLEAR}quest.a.json").write_text("{}")
     for command in ("requests", "status", "verify"):
-        answer = cli(*command.split(), own_trained)
+        answer = cli(command, own_trained)
         assert answer.code == 0
         assert "\x1b" not in answer.out + answer.err
-    assert "because" in cli("requests", own_trained).out

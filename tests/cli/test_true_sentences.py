@@ -30,6 +30,15 @@ regularisation = 0.1
 """
 
 
+def solved(cli: Command, folder: Path, noise: float = 0.0) -> Path:
+    """Solve a head, forget client-001 as request r1, and return the run's folder."""
+    run, spec = folder / "run", folder / "spec.toml"
+    spec.write_text(HEAD + f"[release]\nnoise = {noise}\n")
+    assert cli("train", spec, "--run", run).code == 0
+    assert cli("forget", run, "--clients", "client-001").code == 0
+    return run
+
+
 def file_of(run: Path, cli: Command, tmp_path: Path) -> Path:
     certificate = cli("certificate", run, "to-the-middle", "--format", "json").json
     path = tmp_path / "certificate.json"
@@ -52,11 +61,7 @@ def test_a_certificate_handed_in_is_the_recorded_one_or_a_finding(
 
 
 def test_noise_is_trusted_to_be_the_operators(own_run: Path, cli: Command, tmp_path: Path) -> None:
-    spec = tmp_path / "spec.toml"
-    spec.write_text(HEAD + "[release]\nnoise = 5.0\n")
-    assert cli("train", spec, "--run", tmp_path / "run").code == 0
-    assert cli("forget", tmp_path / "run", "--clients", "client-001").code == 0
-    for run, request in ((own_run, "to-the-middle"), (tmp_path / "run", "r1")):
+    for run, request in ((own_run, "to-the-middle"), (solved(cli, tmp_path, noise=5.0), "r1")):
         body = cli("certificate", run, request, "--format", "json").json["body"]
         assert {"trusted"} == {premise["status"] for premise in body["premises"] if premise["name"] == "noise"}
         assert verify(run) == []
@@ -73,31 +78,23 @@ def test_verify_names_the_requests_whose_models_were_erased(own_run: Path, cli: 
 
 
 def test_verify_recomputes_a_request_with_its_models(cli: Command, tmp_path: Path) -> None:
-    run, spec = tmp_path / "run", tmp_path / "spec.toml"
-    spec.write_text(HEAD)
-    assert cli("train", spec, "--run", run).code == 0
-    for client, rest in (("client-001", []), ("client-002", ["r1"])):
-        assert cli("forget", run, "--clients", client).code == 0
+    run = solved(cli, tmp_path)
+    for following, rest in (("client-002", []), ("client-003", ["r1"])):
         requests = cli("verify", run, "--format", "json").json["requests"]
         assert [line["request"] for line in requests if not line["recomputed"]] == on_record(run) == rest
+        assert cli("forget", run, "--clients", following).code == 0
 
 
 @pytest.mark.parametrize("noise", [0.0, 5.0])
 def test_a_figure_over_all_releases_rests_on_the_record(cli: Command, tmp_path: Path, noise: float) -> None:
-    run, spec = tmp_path / "run", tmp_path / "spec.toml"
-    spec.write_text(HEAD + f"[release]\nnoise = {noise}\n")
-    assert cli("train", spec, "--run", run).code == 0
-    assert cli("forget", run, "--clients", "client-001").code == 0
+    run = solved(cli, tmp_path, noise)
     (request,) = cli("verify", run, "--format", "json").json["requests"]
     assert request["recomputed"] == (noise == 0.0)
     assert on_record(run) == ([] if request["recomputed"] else ["r1"])
 
 
 def test_of_a_run_in_use_no_more_is_said_than_was_checked(cli: Command, tmp_path: Path) -> None:
-    run, spec = tmp_path / "run", tmp_path / "spec.toml"
-    spec.write_text(HEAD)
-    assert cli("train", spec, "--run", run).code == 0
-    assert cli("forget", run, "--clients", "client-001").code == 0
+    run = solved(cli, tmp_path)
     for holder in (WriterLock(run / LOCK_FILE), nullcontext()):
         with holder as lock:
             values, answer = cli("verify", run, "--format", "json").json, cli("verify", run)
