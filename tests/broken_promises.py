@@ -11,9 +11,11 @@ from unittest import mock
 import sifu.methods.base as noised
 import sifu.methods.groups as groups_method
 import sifu.requests.certification as certification
+import sifu.requests.roll_back as roll_back
 import sifu.run.clients_view as clients_view
 from claims_against_truth import Findings
 from sifu.core.layout import Vector
+from sifu.core.request_terms import Terms
 from sifu.core.round import NormalSource, add_noise
 from sifu.store.projection import GroupModelRow
 from sifu.theory.closed_form import Statistics
@@ -90,6 +92,21 @@ def names_as_different_clients() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def models_kept() -> Iterator[None]:
+    """Erase no model that a forgotten client influenced."""
+    with mock.patch.object(roll_back, "nodes_to_erase", return_value=set()):
+        yield
+
+
+@contextmanager
+def budgets_of_less_noise() -> Iterator[None]:
+    """Let half of the noise hide a client that its budget asks for."""
+    asked = Terms.multiplier.fget
+    with mock.patch.object(Terms, "multiplier", property(lambda terms: asked(terms) / 2.0)):  # type: ignore[misc]
+        yield
+
+
 CONTROLS = {
     "psi": Control("Psi is half of what it is", ("linear",), "psi", psi_scale=0.5),
     "charges": Control("charges are a quarter of what they are", ("linear",), "charge", psi_scale=0.5),
@@ -98,5 +115,7 @@ CONTROLS = {
     "statistics": Control("statistics are left in the sum", ("closed form",), "exact", statistics_left_in),
     "names": Control("what is left of a client is a new client", ("linear",), "uncovered", names_as_different_clients),
     "names, exact": Control("the same, and exact", ("linear",), "exact", names_as_different_clients),
+    "erasure": Control("models are kept that had to be erased", ("linear",), "verify", models_kept),
+    "budget": Control("half of the noise that a budget asks for", ("linear",), "delta", budgets_of_less_noise),
     "levels": Control("levels are stated by wish", ("linear", "network"), "level", levels_by_wish),
 }

@@ -26,8 +26,8 @@ from sifu_verifier.calibration import charge_of
 
 SEEDS = 40
 """Number of journeys in the short form, each with two or three rounds a run."""
-CAUGHT_AT = {"psi": 0, "charges": 2, "noise": 3, "hit group": 5, "statistics": 2, "levels": 2, "names": 24,
-             "names, exact": 0}  # fmt: skip
+CAUGHT_AT = {"psi": 0, "charges": 2, "noise": 3, "hit group": 5, "statistics": 2, "erasure": 0, "budget": 0,
+             "levels": 2, "names": 24, "names, exact": 0}  # fmt: skip
 """Seed of a journey in which each cheat matters."""
 LONG = 2000
 """Number of journeys in the long form."""
