@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,3 +209,21 @@ def test_an_erased_model_is_found_anywhere_in_the_folder(kept: Path, place: str)
     (kept / place).write_bytes(before[erased])
     assert f"folder: {place} holds what was recorded as models/{erased}" in "\n".join(verify_run(kept).problems)
     assert any(place in problem for problem in sifu_verifier.verify(kept))
+
+
+LOCKED = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as file:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 0x40000002)  # the bytes that readers lock
+    except OSError:
+        sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("verify", [sifu.verify, sifu_verifier.verify])
+def test_verification_leaves_other_readers_their_locks(own_trained: Path, verify: Callable[[Path], Any]) -> None:
+    """Otherwise another process that ends deletes the log that they still read."""
+    with RunReader(own_trained) as reader, reader.snapshot():
+        verify(own_trained)
+        assert subprocess.run([sys.executable, "-c", LOCKED, own_trained / "run.db"]).returncode == 1

@@ -23,6 +23,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sifu.core.ledger import Event
+from sifu.store.database import DATABASE
 from sifu.store.files import STORED, TEMPORARY_PREFIX, is_locked, read_plain, stored_path
 from sifu.store.projection import KEYS
 from sifu.store.reader import RunReader
@@ -64,6 +65,8 @@ def files_of_no_row(reader: RunReader) -> Iterator[Leftover | str]:
                 yield _judged(record, kind, path)
     for path in sorted(reader.folder.rglob("*")):
         name = path.relative_to(reader.folder).as_posix()
+        if name.startswith(DATABASE):  # closing it would drop the locks of this process's connections (POSIX)
+            continue
         if name.partition("/")[0] not in STORED and path.is_file() and not path.is_symlink():
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()

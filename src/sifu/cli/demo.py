@@ -79,7 +79,7 @@ def run_demo(folder: Path | None) -> Answer:
         with RoundsProgress() as progress:
             outcome = run.forget(clients, method="sifu", progress=progress)[0]
         outcomes.append(outcome)
-        say(f"   Done in {outcome.rounds} rounds; Scratch took {from_scratch}. Level: {outcome.level}.\n")
+        say(f"   Rounds: {outcome.rounds}; Scratch took {from_scratch}. Level: {outcome.level}.\n")
     verified = run.verify()
     page = write_report(target)
     total = sum(outcome.rounds for outcome in outcomes)
