@@ -4,12 +4,9 @@
 
 Three tasks: the four hospitals (a folder with the files processed.*.data of UCI), digits without features, and digits
 with 256 Fourier features. The observer has 100 public samples, all of them, or the training records, which give it the
-Gram matrix of the others up to the deleted record. Each row comes from `sifu audit RUN --only-releases`. In rows with
-source "files", `sifu forget` forgets records, and exports from before and after are compared.
+Gram matrix of the others up to the deleted record. Each row comes from `sifu audit RUN --only-releases`.
 
-Rows with `hides` are runs with noise on releases, enough for one release to hide a record or a client at (1,
-1e-5). A request demands this guarantee (`sifu forget --before-after 1,1e-5`), so it fails if the guarantee does not
-hold.
+Rows with `hides` are runs with noise on releases, enough for one release to hide a record or a client at (1, 1e-5).
 """
 
 from __future__ import annotations
@@ -42,15 +39,11 @@ COLUMNS = ("task", "hides", "public", "what", "source", "attempts", "candidates"
 
 @dataclass(frozen=True)
 class Task:
-    """A run to attack: its spec, the file of its records, files of public samples by name, and the client and index of
-    each row.
-    """
+    """A run to attack: its spec, and files of public samples by name."""
 
     name: str
     spec: Path
-    records: Path
     public: dict[str, Path]
-    rows: list[tuple[str, int]]
 
 
 def sifu(*arguments: Any) -> dict[str, Any]:
@@ -58,16 +51,6 @@ def sifu(*arguments: Any) -> dict[str, Any]:
     command = [sys.executable, "-m", "sifu.cli.main", *map(str, arguments), "--format", "json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout))
-
-
-def numbered(clients: list[str]) -> list[tuple[str, int]]:
-    """Return the client of each row, and its index among the client's rows."""
-    seen: dict[str, int] = {}
-    result = []
-    for client in clients:
-        result.append((client, seen.get(client, 0)))
-        seen[client] = seen.get(client, 0) + 1
-    return result
 
 
 def hospitals_task(source: Path, folder: Path) -> Task:
@@ -90,7 +73,7 @@ def hospitals_task(source: Path, folder: Path) -> Task:
     sifu("init", spec, "--from", records, "--label", "ill", "--client-column", "hospital")
     text = spec.read_text(encoding="utf-8").replace('preprocessing = "unknown"', 'preprocessing = "fixed"')
     spec.write_text(text.replace("held_out = 0.2", "held_out = 0.0"), encoding="utf-8")
-    return Task("hospitals", spec, records, files, numbered([rows[number][0] for number in chosen["trained on"]]))
+    return Task("hospitals", spec, files)
 
 
 def digits_task(name: str, features: str, folder: Path) -> Task:
@@ -110,7 +93,7 @@ def digits_task(name: str, features: str, folder: Path) -> Task:
         f'[model]\nkind = "ridge"\noutputs = 10\n{features}',
         encoding="utf-8",
     )
-    return Task(name, spec, records, files, numbered(clients))
+    return Task(name, spec, files)
 
 
 def noise_that_hides(task: Task, unit: str, folder: Path) -> list[str]:
@@ -125,45 +108,14 @@ def noise_that_hides(task: Task, unit: str, folder: Path) -> list[str]:
     return ["--set", f"release.noise={noise}", "--set", "ridge.regularisation=1.0"]
 
 
-def attacked(task: Task, folder: Path, trials: int, requests: int, hides: str = "") -> Iterator[dict[str, Any]]:
+def attacked(task: Task, folder: Path, trials: int, hides: str = "") -> Iterator[dict[str, Any]]:
     """Yield one row for each attack on a run of the task, with noise if `hides` names records or clients."""
-    run, generator = folder / f"run-{task.name}{hides}", np.random.default_rng(1)
+    run = folder / f"run-{task.name}{hides}"
     sifu("train", task.spec, "--run", run, *(noise_that_hides(task, hides, folder) if hides else ()))
     for public, file in task.public.items():
         answer = sifu("audit", run, "--only-releases", "--public-samples", file, "--trials", trials)
         wanted = [found for found in answer["before_after"] if hides in ("", found["what"])]
         yield from ({"task": task.name, "hides": hides, "public": public, **found} for found in wanted)
-    if hides == "client":
-        return
-    demand = ("--before-after", ",".join(map(str, BUDGET))) if hides else ()
-    found = []
-    before = folder / f"{task.name}{hides}-0.safetensors"
-    sifu("export", run, "--model", before)
-    requests = 1 if hides else requests  # further releases would need more noise
-    for number, row in enumerate(generator.permutation(len(task.rows))[:requests].tolist(), start=1):
-        client, record = task.rows[row]
-        rows, after = folder / "rows.txt", folder / f"{task.name}{hides}-{number}.safetensors"
-        rows.write_text(f"{record}\n", encoding="utf-8")
-        sifu("forget", run, "--client", client, "--records", rows, *demand)
-        sifu("export", run, "--model", after)
-        known = ("--public-samples", task.public["all"], "--candidates", task.records)
-        records = sifu("audit", "--before", before, "--after", after, *known)["compared"][0]
-        found.append((records["named"][0], str(row), records))
-        before = after
-    if found:
-        named = [best for best, _, _ in found]
-        yield {
-            "task": task.name,
-            "hides": hides,
-            "public": "all",
-            "what": "record",
-            "source": "files",
-            "attempts": len(found),
-            "candidates": found[0][2]["candidates"],
-            "identified": float(np.mean([best["candidate"] == row for best, row, _ in found])),
-            "cosine": float(np.median([best["cosine"] for best in named])),
-            "nearest_public": float(np.median([each["nearest_public"] for _, _, each in found])),
-        }
 
 
 def main() -> None:
@@ -172,7 +124,6 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="an empty folder for runs and files")
     parser.add_argument("--hospitals", type=Path, help="folder with the files processed.*.data")
     parser.add_argument("--trials", type=int, default=100, help="number of deletions tried by each audit")
-    parser.add_argument("--requests", type=int, default=3, help="number of records forgotten in each task")
     parser.add_argument("--out", type=Path, help="CSV file to write")
     chosen = parser.parse_args()
     chosen.work.mkdir(parents=True, exist_ok=True)
@@ -182,7 +133,7 @@ def main() -> None:
     rows = []
     for task in tasks:
         for hides in ("", "record", "client"):
-            for row in attacked(task, chosen.work, chosen.trials, chosen.requests, hides):
+            for row in attacked(task, chosen.work, chosen.trials, hides):
                 values = {name: row.get(name) for name in COLUMNS}
                 rows.append(
                     {key: f"{value:.3f}" if isinstance(value, float) else value for key, value in values.items()}

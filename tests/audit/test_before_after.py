@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +13,8 @@ from scipy.optimize import minimize
 
 import sifu
 from run_tools import Command
-from sifu.audit import AuditOptions, audit_run, compare_files
+from sifu.audit import AuditOptions, audit_run
 from sifu.audit.before_after import Attempt, BeforeAfterAttack, Candidates, TwoHeads, attempt
-from sifu.data.digits import read_digits
 from sifu.errors import InputError
 
 RIDGE_SPEC = {"data": {"clients": 40, "samples_per_client": 10}, "model": {"kind": "ridge"}}
@@ -73,7 +71,7 @@ def problem(kind: str, count: int = 300) -> tuple[Candidates, np.ndarray]:
     hidden = np.random.default_rng(3).normal(size=(13, 4 if kind == "softmax" else 1))
     noisy = phi @ hidden + np.random.default_rng(4).normal(size=(count, hidden.shape[1]))
     targets = one_hot(noisy.argmax(axis=1), 4) if kind == "softmax" else (noisy > 0.0).astype(float)
-    return Candidates.of_records(phi, targets), public
+    return Candidates(phi, targets, np.arange(count)), public
 
 
 def head(kind: str, phi: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -143,40 +141,16 @@ def test_a_summary_counts_attempts() -> None:
 
 
 @pytest.fixture(scope="module")
-def head_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Make a run that forgets a client, then a record; write its three releases, public samples and candidates."""
-    folder = tmp_path_factory.mktemp("heads")
-    files = {name: folder / f"{name}.safetensors" for name in ("first", "second", "third")}
-    run = sifu.train(RIDGE_SPEC, run=folder / "run")
-    run.export(files["first"])
+def head_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a run that forgets a client, then a record."""
+    run = sifu.train(RIDGE_SPEC, run=tmp_path_factory.mktemp("heads") / "run")
     run.forget(["client-003"], request="whole")
-    run.export(files["second"])
     run.forget(["client-005"], records=[4], request="one")
-    run.export(files["third"])
-    digits = read_digits()
-    np.savez(folder / "public.npz", x=digits.x_test)
-    return files | {"run": folder / "run", "public": folder / "public.npz"}
+    return run.folder
 
 
-@pytest.fixture(scope="module")
-def candidate_file(head_run: dict[str, Path]) -> Path:
-    """Write the records of all clients as the run reads them, with a column of client names."""
-    from sifu.core.spec import Spec
-    from sifu.run.clients_and_engine import clients_from_spec
-
-    clients = clients_from_spec(Spec.from_mapping(RIDGE_SPEC))
-    path = head_run["run"].parent / "candidates.npz"
-    np.savez(
-        path,
-        x=np.concatenate([client.x for client in clients]),
-        y=np.concatenate([client.y for client in clients]),
-        client=np.repeat([client.name for client in clients], 10),
-    )
-    return path
-
-
-def test_the_audit_finds_what_exact_requests_deleted(head_run: dict[str, Path], cli: Command) -> None:
-    answer = cli("audit", head_run["run"], "--only-releases", "--trials", 20, "--format", "json")
+def test_the_audit_finds_what_exact_requests_deleted(head_run: Path, cli: Command) -> None:
+    answer = cli("audit", head_run, "--only-releases", "--trials", 20, "--format", "json")
     assert answer.code == 0  # no certificate covers this observer, so none is contradicted
     of_request, records, clients = json.loads(answer.out)["before_after"]
     assert (of_request["what"], of_request["source"], of_request["candidates"]) == ("record", "request one", 390)
@@ -188,51 +162,17 @@ def test_the_audit_finds_what_exact_requests_deleted(head_run: dict[str, Path], 
         assert found["cosine"] > abs(found["control_cosine"]) + 0.4
 
 
-def test_the_audit_of_a_whole_client_says_so_for_people(head_run: dict[str, Path], cli: Command) -> None:
-    answer = cli("audit", head_run["run"], "--only-releases", "--request", "whole", "--trials", 0)
+def test_the_audit_of_a_whole_client_says_so_for_people(head_run: Path, cli: Command) -> None:
+    answer = cli("audit", head_run, "--only-releases", "--request", "whole", "--trials", 0)
     text = " ".join(answer.out.split())
     assert "client request whole 100.0 % 40" in text
     assert "no certificate covers this" in text
 
 
-def test_a_whole_audit_compares_releases_too(head_run: dict[str, Path]) -> None:
+def test_a_whole_audit_compares_releases_too(head_run: Path) -> None:
     options = AuditOptions(trials=5, seed=1)
-    assert {found.what for found in audit_run(head_run["run"], options).before_after} == {"record", "client"}
-    assert audit_run(head_run["run"], AuditOptions(attacks=False, seed=1)).before_after == ()
-
-
-def test_two_exported_files_name_the_deleted_client_and_record(
-    head_run: dict[str, Path], candidate_file: Path, cli: Command
-) -> None:
-    _, clients = compare_files(head_run["first"], head_run["second"], head_run["public"], candidate_file)
-    assert clients.named[0].candidate == "client-003"
-    known = ("--public-samples", head_run["public"], "--candidates", candidate_file, "--format", "json")
-    answer = cli("audit", "--before", head_run["second"], "--after", head_run["third"], *known)
-    records, _ = json.loads(answer.out)["compared"]
-    assert records["named"][0]["candidate"] == "54"  # row 4 of client-005
-    assert records["stands_out"] > 5.0
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (("second", "first"), "exchange --before and --after"),
-        (("first", "first"), "exchange --before and --after"),
-    ],
-)
-def test_files_in_the_wrong_order_are_refused(
-    head_run: dict[str, Path], candidate_file: Path, given: tuple[str, str], message: str, cli: Command
-) -> None:
-    files: list[Any] = ["--before", head_run[given[0]], "--after", head_run[given[1]]]
-    answer = cli("audit", *files, "--public-samples", head_run["public"], "--candidates", candidate_file)
-    assert answer.code == 2
-    assert message in " ".join(answer.err.split())
-
-
-def test_files_need_public_samples_and_candidates(head_run: dict[str, Path], cli: Command) -> None:
-    answer = cli("audit", "--before", head_run["first"], "--after", head_run["second"])
-    assert answer.code == 2
-    assert "--public-samples and --candidates" in " ".join(answer.err.split())
+    assert {found.what for found in audit_run(head_run, options).before_after} == {"record", "client"}
+    assert audit_run(head_run, AuditOptions(attacks=False, seed=1)).before_after == ()
 
 
 def test_a_softmax_head_trained_in_rounds_reveals_the_client(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from sifu.audit.audited import AuditOptions
 from sifu.audit.before_after import BeforeAfterAttack
-from sifu.audit.compare_releases import FileComparison, compare_files
 from sifu.audit.run_audit import AuditReport, audit_run
 
-__all__ = ["AuditOptions", "AuditReport", "BeforeAfterAttack", "FileComparison", "audit_run", "compare_files"]
+__all__ = ["AuditOptions", "AuditReport", "BeforeAfterAttack", "audit_run"]

@@ -61,11 +61,6 @@ class Candidates:
         """True if every candidate is a single record."""
         return self.count == len(self.owners)
 
-    @staticmethod
-    def of_records(phi: Floats, targets: Floats) -> Candidates:
-        """Return candidates that are one record each."""
-        return Candidates(phi, targets, np.arange(len(phi)))
-
 
 class TwoHeads:
     """Two heads of one run, (features + 1) x outputs each, and public samples as rows of features with a constant."""

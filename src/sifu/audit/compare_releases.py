@@ -1,11 +1,9 @@
-"""Comparison of two releases: before and after a request or a trial deletion, or two exported files."""
+"""Comparison of two releases of a run: before and after a request or a trial deletion."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -15,23 +13,17 @@ from sifu.audit.replay_evidence import Evidence
 from sifu.core.engine import Position
 from sifu.core.layout import Vector
 from sifu.core.round import keyed_generator
-from sifu.data.npz import read_arrays
-from sifu.data.table import read_table
-from sifu.data.table_coding import TableCoding
-from sifu.errors import InputError
-from sifu.export.exported_models import load_model, released_module
 from sifu.requests.certification import RecordedRequest
 from sifu.requests.outcome import Measured
 from sifu.store.projection import RequestRow
 from sifu.store.reader import joined_remainders
 from sifu.theory.arrays import Array, Floats
-from sifu.theory.closed_form import Targets, fit_head, statistics_of, total
+from sifu.theory.closed_form import fit_head, statistics_of, total
 
 if TYPE_CHECKING:
     from sifu.engines.sim.embedded_heads import ClosedFormFederation
     from sifu.export.loaded_model import LoadedModel
 
-MOST_NAMED = 5
 FEWEST_CLIENTS = 3
 WIDE_HEAD, TRIALS_OF_WIDE = 1000, 10
 """Number of features from which a head is wide, and the maximum number of trials with a wide head."""
@@ -85,7 +77,8 @@ class RunComparison:
         audited, given = self._audited, self._audited.options.public
         if given is not None:
             # A linear head needs no user-defined module.
-            return _public_features(cast("LoadedModel", released_module(audited.reader, None)), given)
+            model = cast("LoadedModel", audited.run.model())
+            return with_constant(model.features(model.inputs_of(given)[0]))
         held = audited.held_out()
         return None if held is None else self._features(held[0])
 
@@ -202,112 +195,3 @@ class RunComparison:
                 attempts.append(attempt(heads, candidates, [number], self._another(candidates.count, [number])))
                 self._audited.progress("comparing two releases", len(attempts), most)
             yield BeforeAfterAttack.of(attempts, "trials", candidates, len(public))
-
-
-# -- exported files ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class NamedCandidate:
-    """A candidate that may have been deleted: its row or client in the file, its score, and its centred cosine."""
-
-    candidate: str
-    score: float
-    cosine: float | None
-
-
-@dataclass(frozen=True)
-class FileComparison:
-    """Comparison of two exported releases; `named` holds the likeliest candidates, best first.
-
-    `stands_out` is the distance of the best score from the mean of all other scores, in standard deviations of these
-    scores. `nearest_public` is the centred cosine of the best candidate with the nearest public record.
-    """
-
-    what: Literal["record", "client"]
-    public: int
-    candidates: int
-    named: tuple[NamedCandidate, ...]
-    stands_out: float
-    nearest_public: float | None
-
-
-def compare_files(
-    before: str | Path, after: str | Path, public: str | Path, candidates: str | Path, module: str | None = None
-) -> list[FileComparison]:
-    """Compare two releases that `sifu export` wrote, and rank the candidates for a deletion between them.
-
-    Args:
-        before: The earlier release, a safetensors file with its description.
-        after: The later release.
-        public: Samples of the same kind, an npz file with x or a table; labels are not read.
-        candidates: Records that may have been deleted, an npz file with x and y (and client) or a table.
-        module: Name of the user's module that computes the features, if the release needs one.
-
-    Returns:
-        The ranking of records and, if the candidates name their clients, the ranking of clients.
-    """
-    earlier, later = (load_model(path, module=module) for path in (before, after))
-    if earlier.description["released"]["run"] != later.description["released"]["run"]:
-        raise InputError(f"{before} and {after} are releases of two runs: give two of one run")
-    if earlier.description["released"]["event"] >= later.description["released"]["event"]:
-        raise InputError(f"{before} was not released before {after}: exchange --before and --after")
-    heads = TwoHeads(_head_of(earlier), _head_of(later), _public_features(earlier, public), earlier.kind)
-    x, labels, clients = _samples_in(earlier, Path(candidates))
-    phi, targets = with_constant(earlier.features(x)), _targets_of(earlier, labels)
-    ranked = [_ranked(heads, Candidates.of_records(phi, targets), [str(row) for row in range(len(phi))])]
-    if clients is not None and len(set(clients)) >= FEWEST_CLIENTS:
-        names, owners = np.unique(clients, return_inverse=True)
-        ranked.append(_ranked(heads, Candidates(phi, targets, owners), names.tolist()))
-    return ranked
-
-
-def _ranked(heads: TwoHeads, candidates: Candidates, names: Sequence[str]) -> FileComparison:
-    scores = heads.ranking(candidates)
-    order, cosines, nearest = np.argsort(-scores), None, None
-    others = np.delete(scores, order[0])
-    if candidates.are_records:
-        rows = candidates.phi
-        cosines = heads.centred_cosines(heads.reconstruction, rows)
-        nearest = float(heads.centred_cosines(rows[order[0]], heads.public).max())
-    named = tuple(
-        NamedCandidate(names[place], float(scores[place]), None if cosines is None else float(cosines[place]))
-        for place in order[:MOST_NAMED].tolist()
-    )
-    spread = float((scores[order[0]] - others.mean()) / max(float(others.std()), 1e-300))
-    what: Literal["record", "client"] = "record" if candidates.are_records else "client"
-    return FileComparison(what, len(heads.public), candidates.count, named, spread, nearest)
-
-
-def _head_of(model: LoadedModel) -> Floats:
-    """Return the head of a release, (features + 1) x outputs."""
-    if model.kind not in HEAD_KINDS:
-        raise InputError(f"releases of a {model.kind} model cannot be compared: there are {', '.join(HEAD_KINDS)}")
-    weight, bias = (model.network.get_parameter(name).detach().double().numpy() for name in ("weight", "bias"))
-    return np.concatenate([weight, bias[None]])
-
-
-def _public_features(model: LoadedModel, path: str | Path) -> Floats:
-    return with_constant(model.features(model.inputs_of(path)[0]))
-
-
-def _samples_in(model: LoadedModel, path: Path) -> tuple[Array, Array, list[str] | None]:
-    """Return the inputs, the labels and, if the file names them, the clients of the candidates in a file."""
-    if path.suffix.lower() != ".npz":
-        if model.description["table"] is None:
-            raise InputError(f"{path}: this model was not trained on a table, give an npz file with x and y")
-        dataset = read_table(path, TableCoding.from_mapping(model.description["table"]))
-        clients = None if dataset.client_train is None else [str(name) for name in dataset.client_train]
-        return dataset.x_train, dataset.y_train, clients
-    arrays = read_arrays(path)
-    if "y" not in arrays or "x" not in arrays:
-        raise InputError(f"{path} needs arrays x and y, found {', '.join(sorted(arrays)) or 'none'}")
-    clients = [str(name) for name in arrays["client"]] if "client" in arrays else None
-    return model.inputs_of(path)[0], arrays["y"], clients
-
-
-def _targets_of(model: LoadedModel, labels: Array) -> Floats:
-    outputs, task = int(model.description["outputs"]), model.description["task"]
-    if task is None:
-        return encoded(model.kind, labels, outputs)
-    return Targets(task["task"], outputs, (task["shift"],), (task["scale"],)).encode(np.asarray(labels))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from sifu.core.ledger import plain_values
 from sifu.core.operator_words import names_words
 
 if TYPE_CHECKING:
-    from sifu.audit import AuditReport, BeforeAfterAttack, FileComparison
+    from sifu.audit import AuditReport, BeforeAfterAttack
     from sifu.audit.exact_releases import ExactAudit
     from sifu.audit.membership import MembershipAudit
 
@@ -52,20 +51,6 @@ def write_audit(values: dict[str, Any], output: Path) -> Path:
     private_folder(output, parents=True)
     write_atomically(output / "audit.json", (json.dumps(plain_values(values), indent=2) + "\n").encode())
     return output / "audit.json"
-
-
-def show_comparison(compared: Sequence[FileComparison]) -> Answer:
-    """Return the answer of `sifu audit --before FILE --after FILE`, which compares two exported releases."""
-    return Answer({"compared": [asdict(each) for each in compared]}, partial(_print_comparison, compared))
-
-
-def _print_comparison(compared: Sequence[FileComparison]) -> None:
-    for each in compared:
-        shown = table(each.what, "-score", "-cosine", title=f"\nMost likely deleted of {each.candidates} {each.what}s")
-        for named in each.named:
-            shown.add_row(escape(named.candidate), number(named.score, 3), number(named.cosine, 3))
-        out.print(shown)
-        out.print(f"The first is {number(each.stands_out, 3)} standard deviations above the mean of the others.")
 
 
 def _print_before_after(found: Sequence[BeforeAfterAttack]) -> None:

@@ -9,10 +9,10 @@ import sifu
 from sifu.cli.options import (
     AllOption,
     HeadsOption,
-    ModuleOption,
     OutputOption,
     PublicKeyOption,
     RequestOption,
+    RunArgument,
     argument,
     collect_run,
     option,
@@ -73,7 +73,7 @@ def verify(
 
 
 def audit(
-    folder: Annotated[Path | None, argument("DIR", "The run folder.", callback=collect_run)] = None,
+    folder: RunArgument,
     request: RequestOption = None,
     attacks: Annotated[bool, option("Also attack the release, and compare it with the one before.")] = True,
     subjects: Annotated[int, option("Maximum number of forgotten clients to replay.", min=1)] = 16,
@@ -82,13 +82,9 @@ def audit(
     only_releases: Annotated[
         bool, option("Only compare two releases, as an observer of both could.", "--only-releases")
     ] = False,
-    before: Annotated[Path | None, option("Earlier release to compare, an exported safetensors file.")] = None,
-    after: Annotated[Path | None, option("Later release to compare.")] = None,
     public: Annotated[
         Path | None, option("Samples to compare releases with.", "--public-samples", show_default="held-out rows")
     ] = None,
-    candidates: Annotated[Path | None, option("With --before and --after: records that may have been deleted.")] = None,
-    module: ModuleOption = None,
     trials: Annotated[int, option("Trial deletions to compare, 0 for none.", min=0)] = 50,
     output: OutputOption = None,
 ) -> Answer:
@@ -97,19 +93,11 @@ def audit(
     Exit code 3 if any of them is contradicted; audit.json is in DIR/audit by default. Replays the run with and without
     the forgotten clients (all data must be available), compares true distances with Psi and noise with its record,
     bounds epsilon from below by replaying releases, and attacks the released model. It also compares releases before
-    and after a deletion, which no certificate covers; two exported files are compared without the run.
+    and after a deletion, which no certificate covers.
     """
-    from sifu.audit import AuditOptions, compare_files
-    from sifu.cli.audit import AuditProgress, show_audit, show_comparison
+    from sifu.audit import AuditOptions, audit_run
+    from sifu.cli.audit import AuditProgress, show_audit
 
-    if before is not None or after is not None:
-        if before is None or after is None or public is None or candidates is None or folder is not None:
-            raise InputError(
-                "comparing two files needs --before, --after, --public-samples and --candidates, and no run folder"
-            )
-        return show_comparison(compare_files(before, after, public, candidates, module))
-    if folder is None:
-        raise InputError("no run folder to audit: give DIR")
     options = AuditOptions(
         subjects,
         replays,
@@ -121,8 +109,5 @@ def audit(
         only_before_after=only_releases,
     )
     with AuditProgress() as progress:
-        opened = sifu.open_run(folder)
-        from sifu.audit import audit_run
-
-        report = audit_run(opened, options, progress=progress)
+        report = audit_run(sifu.open_run(folder), options, progress=progress)
     return show_audit(report, None if only_releases else output or folder / "audit")
