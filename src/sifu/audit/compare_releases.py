@@ -9,14 +9,9 @@ import numpy as np
 
 from sifu.audit.audited import Audited
 from sifu.audit.before_after import HEAD_KINDS, BeforeAfterAttack, Candidates, TwoHeads, attempt
-from sifu.audit.replay_evidence import Evidence
 from sifu.core.engine import Position
-from sifu.core.layout import Vector
 from sifu.core.round import keyed_generator
 from sifu.requests.certification import RecordedRequest
-from sifu.requests.outcome import Measured
-from sifu.store.projection import RequestRow
-from sifu.store.reader import joined_remainders
 from sifu.theory.arrays import Array, Floats
 from sifu.theory.closed_form import fit_head, statistics_of, total
 
@@ -56,21 +51,18 @@ class RunComparison:
         self._kind = self._spec.model.kind
         self._generator = keyed_generator(audited.options.seed or self._spec.seed, "audit before and after")
 
-    def execute(self, row: RequestRow | None, evidence: Evidence) -> Iterator[BeforeAfterAttack]:
+    def execute(self) -> Iterator[BeforeAfterAttack]:
         """Yield the attack on a request's releases, and the attack on deletions that the audit makes itself."""
-        missing = ""
-        if self._kind not in HEAD_KINDS:
-            missing = f"linear head (the model is a {self._kind})"
-        public = None if missing else self._public()
-        data = None if missing or public is None else self._audited.data()
-        if missing or public is None or data is None:
-            reason = missing or ("public samples" if public is None else "the clients' data")
+        public = self._public() if self._kind in HEAD_KINDS else None
+        if public is None or self._audited.data is None:
+            reason = "public samples" if public is None else "the clients' data"
+            if self._kind not in HEAD_KINDS:
+                reason = f"linear head (the model is a {self._kind})"
             self._audited.notes.append(f"two releases were not compared: the audit has no {reason}")
             return
-        if row is not None:
-            yield from self._request(row, data, public, evidence)
+        yield from self._request(public)
         if self._solved is not None:
-            yield from self._trials(self._solved, data, public)
+            yield from self._trials(self._solved, public)
 
     def _public(self) -> Floats | None:
         """Return public samples as features, from the given file or from the run's held-out rows."""
@@ -79,7 +71,7 @@ class RunComparison:
             # A linear head needs no user-defined module.
             model = cast("LoadedModel", audited.run.model())
             return with_constant(model.features(model.inputs_of(given)[0]))
-        held = audited.held_out()
+        held = audited.held_out
         return None if held is None else self._features(held[0])
 
     def _features(self, x: Any) -> Floats:
@@ -91,7 +83,8 @@ class RunComparison:
             return self._solved.targets.encode(np.asarray(labels))
         return encoded(self._kind, np.asarray(labels), self._engine.layout.shapes[-1][-1])
 
-    def _candidates(self, data: Sequence[Any], clients: Sequence[int], records: bool) -> Candidates:
+    def _candidates(self, clients: Sequence[int], records: bool) -> Candidates:
+        data = self._audited.data
         phi = [self._features(data[client].x) for client in clients]
         targets = np.concatenate([self._targets(data[client].y) for client in clients])
         owners = np.repeat(np.arange(len(clients)), [len(rows) for rows in phi])
@@ -109,24 +102,23 @@ class RunComparison:
 
     # -- a request of the run ------------------------------------------------------------------------------
 
-    def _request(
-        self, row: RequestRow, data: Sequence[Any], public: Floats, evidence: Evidence
-    ) -> Iterator[BeforeAfterAttack]:
-        reader, recorded = self._audited.reader, RecordedRequest(self._audited.reader, row)
-        joined = next((item for item in joined_remainders(reader) if item.request == row.request), None)
-        index_of = self._audited.view.index_of
+    def _request(self, public: Floats) -> Iterator[BeforeAfterAttack]:
+        row, joined, index_of = self._audited.attacked, self._audited.remainder, self._audited.view.index_of
+        if row is None:
+            return
+        recorded = RecordedRequest(self._audited.reader, row)
         leaving = [index_of[name] for name in row.clients] if joined is None else [joined.first]
         stay = [client for client in range(len(recorded.view.clients)) if client not in recorded.gone]
         clients = sorted({*stay, *leaving})
         after = stay if joined is None else [*stay, joined.client]
-        pair = self._pair(row, clients, after, evidence)
+        pair = self._pair(row.final_node, clients, after)
         if pair is None:
             note = f"request {row.request}: a release before or after it is gone, so the two were not compared"
             self._audited.notes.append(note)
             return
-        candidates = self._candidates(data, clients, records=bool(row.records))
+        candidates = self._candidates(clients, records=bool(row.records))
         if row.records:
-            start = sum(len(data[client].x) for client in clients if client < leaving[0])
+            start = sum(len(self._audited.data[client].x) for client in clients if client < leaving[0])
             deleted = [start + record for record in row.records]
         else:
             deleted = [clients.index(client) for client in leaving]
@@ -136,36 +128,25 @@ class RunComparison:
         found = attempt(heads, candidates, deleted, self._another(candidates.count, deleted))
         yield BeforeAfterAttack.of([found], f"request {row.request}", candidates, len(public))
 
-    def _pair(
-        self, row: RequestRow, clients: Sequence[int], stay: Sequence[int], evidence: Evidence
-    ) -> tuple[Floats, Floats] | None:
+    def _pair(self, final: int | None, clients: Sequence[int], stay: Sequence[int]) -> tuple[Floats, Floats] | None:
         """Return the head trained on `clients` and the head trained on `stay`, or None if one is not available."""
-        reader, engine = self._audited.reader, self._engine
-        on_disk = reader.models()
-
-        def model_of(node: int | None) -> Vector | None:
-            if node in evidence.models:
-                return evidence.models[node]
-            return reader.load_model(node) if node is not None and node in on_disk else None
-
-        after = model_of(row.final_node)
-        before: Vector | None
-        if self._solved is not None:
+        audited, engine = self._audited, self._engine
+        after, before = audited.model_of(final), None
+        if self._solved is None:
+            before = audited.model_of(audited.before)
+        else:
             fresh, start = engine.initial_model(0), Position(0, 0)
             before = engine.run_round(fresh, start, np.array(clients)).model
             after = engine.run_round(fresh, start, np.array(stay)).model if after is None else after
-        else:
-            measured = Measured.of(reader, row).forgotten_before
-            before = None if measured is None else model_of(measured.node)
         if before is None or after is None:
             return None
         shape = (-1, engine.layout.shapes[-1][-1])
         earlier, later = (head.astype(np.float64).reshape(shape) for head in (before, after))
-        return self._released(earlier), self._released(later, row.final_node)
+        return self._released(earlier), self._released(later, final)
 
     # -- deletions by the audit itself --------------------------------------------------------------------
 
-    def _trials(self, engine: ClosedFormFederation, data: Sequence[Any], public: Floats) -> Iterator[BeforeAfterAttack]:
+    def _trials(self, engine: ClosedFormFederation, public: Floats) -> Iterator[BeforeAfterAttack]:
         members = self._audited.view.active.tolist()
         statistics = [engine.sent_by(client) for client in members]
         whole = total(engine.fixed, statistics)
@@ -174,7 +155,7 @@ class RunComparison:
         most = self._audited.options.trials
         most = min(most, TRIALS_OF_WIDE) if engine.fixed.features > WIDE_HEAD else most
         for records in (True, False):
-            candidates = self._candidates(data, members, records)
+            candidates = self._candidates(members, records)
             if candidates.count < FEWEST_CLIENTS or most < 1:
                 continue
             attempts = []

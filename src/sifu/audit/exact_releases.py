@@ -8,17 +8,17 @@ one. If no such engine can be built, nothing is recomputed, and the audit says s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from sifu.audit.audited import Audited
 from sifu.audit.replay_evidence import Evidence, Watched, made_of
 from sifu.core.layout import Vector
 from sifu.requests.certification import solves
 from sifu.run.coupled_replay import EngineWithout, replay_counterfactuals
 from sifu.store.files import model_bytes, model_salt
-from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedLedger
 from sifu.store.statistics_files import read_statistics
 from sifu.theory.history import PathNode
@@ -53,33 +53,19 @@ class ExactAudit:
         return self.sum_without is None or self.sum_recorded == self.sum_without
 
 
-def exact_audits(
-    engine_without: Callable[[Collection[int]], EngineWithout | None],
-    reader: RunReader,
-    watched: Sequence[Watched],
-    evidence: Evidence,
-) -> Iterator[tuple[ExactAudit, bool]]:
-    """Yield each exact release of the subjects, compared with its counterfactual.
-
-    The second value says whether replays with and without the subject's clients give the same model.
-
-    Args:
-        engine_without: Function that returns an engine that never had these clients' data, or None if there is none.
-        reader: Reader of the run.
-        watched: The subjects whose releases are compared.
-        evidence: Models from the replay of the run.
-    """
+def exact_audits(audited: Audited, watched: Sequence[Watched], evidence: Evidence) -> Iterator[ExactAudit]:
+    """Yield each exact release of the subjects, compared with its counterfactual; say which claims are false."""
+    reader = audited.reader
     digests, recorded = ReplayedLedger.of(reader).model_digests, solves(reader)
     for subject in watched:
         request = subject.request
         if request is None or request.level != "exact" or request.final_node is None:
             continue
         final, solve = request.final_node, recorded.get(request.final_node)
-        here, other = evidence.finals.get((subject.subject, final)), engine_without(subject.clients)
-        model = without = sum_without = those_who_stay = None
-        taken = reader.everyone().between(final, final).clients
+        here, other = audited.models.get(final), audited.run.engine_without(subject.clients)
+        model = without = sum_without = None
         if other is not None and other.layout == reader.layout and here is not None:
-            model = _model_without(other, reader, subject, final, evidence)
+            model = _model_without(audited, other, subject, final, evidence)
         same_counterfactuals = model is not None and here is not None and np.array_equal(here, model)
         if model is not None and final in reader.models():
             salt = model_salt(reader.model_content(final))
@@ -88,27 +74,42 @@ def exact_audits(
             without = "another model"
         whole = next((row for row in reader.statistics().values() if solve and row.digest == solve["sum"]), None)
         if other is not None and whole is not None:
-            those_who_stay = those_who_stay or other.sum_of(taken)
+            those_who_stay = other.sum_of(reader.everyone().between(final, final).clients)
             same = those_who_stay == read_statistics(reader.folder, whole, other.fixed)
             if same or other.must_repeat_bits_of(reader):
                 sum_without = whole.digest if same else "other statistics"
         elif solve is not None and whole is None and final == reader.tip and reader.statistics():
             sum_without = "other statistics"  # the sum that the current head was solved from is not stored
-        yield (
-            ExactAudit(
-                request.request,
-                subject.names,
-                digests[final],
-                without,
-                None if whole is None else whole.digest,
-                sum_without,
-            ),
-            same_counterfactuals,
+        summed = None if whole is None else whole.digest
+        release = ExactAudit(request.request, subject.names, digests[final], without, summed, sum_without)
+        _say_what_is_false(audited, release, same_counterfactuals)
+        yield release
+
+
+def _say_what_is_false(audited: Audited, release: ExactAudit, same_counterfactuals: bool) -> None:
+    """Say what is wrong with an exact release, or what was not compared.
+
+    `same_counterfactuals` tells whether replays with and without the subject's clients give the same model.
+    """
+    who = f"request {release.request}, {', '.join(release.clients[:3])}"
+    if not release.same_sum:
+        audited.say(True, f"{who}: its head was not solved from the sum over the remaining clients")
+    if release.without is not None and not same_counterfactuals:
+        audited.say(True, f"{who}: its release is called exact, but training without the clients gives another model")
+    elif not same_counterfactuals:
+        audited.notes.append(
+            f"{who}: its release was not recomputed without the clients, so it was not audited: no engine without "
+            "their data can be built, or models that the release depends on are gone"
+        )
+    elif release.without is not None and not release.same_model:
+        audited.notes.append(
+            f"{who}: training with and without the client gives the same model here, but its bits differ from the "
+            "released model, as on another machine or device"
         )
 
 
 def _model_without(
-    other: EngineWithout, reader: RunReader, subject: Watched, final: int, evidence: Evidence
+    audited: Audited, other: EngineWithout, subject: Watched, final: int, evidence: Evidence
 ) -> Vector | None:
     """Return the model of node `final` without the subject's data, or None if a step cannot be recomputed."""
 
@@ -122,8 +123,8 @@ def _model_without(
         moved = made_of_it.astype(np.float64) + (source.astype(np.float64) - theirs.astype(np.float64))
         return moved.astype(source.dtype)
 
-    counterfactuals = {subject.subject: subject.clients}
-    for replayed in replay_counterfactuals(other, reader, counterfactuals, noised, made_of(reader, final)):
+    only, counterfactuals = made_of(audited, final), {subject.subject: subject.clients}
+    for replayed in replay_counterfactuals(other, audited.reader, counterfactuals, noised, only):
         if replayed.node.node == final:
             return replayed.without[subject.subject]
     return None

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sifu.audit.audited import Audited
 from sifu.audit.replay_evidence import Evidence, NoiseEdge, Watched
 from sifu.core.round import NormalSource
 from sifu.errors import InputError
@@ -158,22 +159,11 @@ class ReleaseAudit:
 
 
 def audit_releases(
-    watched: Watched,
-    edges: Sequence[NoiseEdge],
-    evidence: Evidence,
-    normals: NormalSource,
-    replays: int,
-    mistake: float,
+    audited: Audited, watched: Watched, edges: Sequence[NoiseEdge], evidence: Evidence, mistake: float
 ) -> ReleaseAudit | None:
     """Replay the noised releases that are charged to a subject; return None if none of them can be replayed.
 
-    Args:
-        watched: Subject whose releases are replayed.
-        edges: Noise edges that are charged to the subject.
-        evidence: Models from the replay of the run.
-        normals: Generator of standard normals for the audit's noise.
-        replays: Number of replays with and without the client.
-        mistake: Maximum probability that the bound is wrong.
+    The bound on epsilon is wrong with a probability of at most `mistake`.
     """
     request = watched.request
     if request is None:
@@ -195,7 +185,8 @@ def audit_releases(
     mu = math.hypot(*ratios)
     bound = None
     if mu > 0.0:
-        bound = epsilon_lower_bound(*_likelihood_ratios(mu, normals, replays), terms.delta, mistake)
+        drawn_ratios = _likelihood_ratios(mu, audited.normals, audited.options.replays)
+        bound = epsilon_lower_bound(*drawn_ratios, terms.delta, mistake)
     true = gaussian_epsilon(mu, terms.delta) if mu < FARTHEST else math.inf
     return ReleaseAudit(terms.epsilon, terms.delta, mu, true, bound, missed)
 

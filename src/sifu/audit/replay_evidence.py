@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from sifu.core.engine import Engine
+from sifu.audit.audited import Audited
 from sifu.core.layout import Vector
 from sifu.run.coupled_replay import recorded_noise, recorded_psi, replay_counterfactuals
-from sifu.run.psi_of_everyone import track_everyone
-from sifu.run.run_view import RunView
 from sifu.store.projection import RequestRow
-from sifu.store.reader import RunReader, plain_names
+from sifu.store.reader import plain_names
 from sifu.theory.arrays import Floats
 from sifu.theory.history import PathNode
 from sifu.theory.rollback import Subject
@@ -67,7 +65,6 @@ class NoiseEdge:
 
     node: int
     source: int
-    order: int
     noise_std: float
     charge: float
 
@@ -103,12 +100,8 @@ class Evidence:
     """Norm ||theta|| of each replayed model, by node."""
     sources: dict[tuple[int, int], tuple[Vector, Vector]] = field(default_factory=dict)
     """Pairs (theta, phi), by (subject, source of a noise edge that is charged to the subject)."""
-    finals: dict[tuple[int, int], Vector] = field(default_factory=dict)
-    """Replayed model, by (subject, final node of the subject's exact request)."""
     edges: dict[int, tuple[Vector, Vector]] = field(default_factory=dict)
-    """Source and noised model of the noise edges on the paths to `finals`."""
-    models: dict[int, Vector] = field(default_factory=dict)
-    """Models of the requested nodes."""
+    """Source and noised model of the noise edges on the paths to exact releases."""
     noise: dict[int, NoiseDrawn] = field(default_factory=dict)
     deviations: dict[int, float] = field(default_factory=dict)
     """Relative distance of the replay from a model on disk, by node."""
@@ -116,10 +109,11 @@ class Evidence:
     """Number of nodes that could not be recomputed."""
 
 
-def charged_edges(reader: RunReader, watched: Watched) -> list[NoiseEdge]:
+def charged_edges(audited: Audited, watched: Watched) -> list[NoiseEdge]:
     """Return the noise edges that are charged to a subject (docs/theory.md, section 8.2)."""
     if watched.request is None:
         return []
+    reader = audited.reader
     nodes = reader.nodes_by_number()
     charges = {(charge.noise_node, charge.subject): charge.charge for charge in reader.charges()}
 
@@ -132,15 +126,15 @@ def charged_edges(reader: RunReader, watched: Watched) -> list[NoiseEdge]:
         return False
 
     return [
-        NoiseEdge(node.node, node.parent, node.order, node.noise_std, charges.get((node.node, watched.subject), 0.0))
+        NoiseEdge(node.node, node.parent, node.noise_std, charges.get((node.node, watched.subject), 0.0))
         for node in nodes.values()
         if node.kind == "noise" and node.parent is not None and node.order >= watched.order and not covered(node.parent)
     ]
 
 
-def made_of(reader: RunReader, node: int) -> set[int]:
+def made_of(audited: Audited, node: int) -> set[int]:
     """Return a node and all nodes that it depends on: its ancestors, and the group models merged into any of them."""
-    parents = {node.node: node.parent for node in reader.nodes()}
+    parents = {node.node: node.parent for node in audited.reader.nodes()}
     needed, waiting = set[int](), [node]
     while waiting:
         number = waiting.pop()
@@ -148,38 +142,23 @@ def made_of(reader: RunReader, node: int) -> set[int]:
             needed.add(number)
             parent = parents[number]
             waiting += [] if parent is None else [parent]
-            waiting += [row.source_node for row in reader.merges() if row.node == number]
+            waiting += [row.source_node for row in audited.reader.merges() if row.node == number]
     return needed
 
 
-def gather(
-    engine: Engine,
-    reader: RunReader,
-    watched: Sequence[Watched],
-    keep_models: Collection[int] = (),
-    progress: Callable[[int, int], None] | None = None,
-) -> Evidence:
-    """Replay the run with everyone and without each subject, in one pass.
-
-    Args:
-        engine: Engine of the run.
-        reader: Reader of the run.
-        watched: Subjects to replay the run without.
-        keep_models: Nodes whose replayed models are returned.
-        progress: Callback that receives the number of nodes done and their total.
-    """
-    evidence = Evidence()
-    on_disk = reader.models()
-    sources = {(subject.subject, edge.source) for subject in watched for edge in charged_edges(reader, subject)}
+def gather(audited: Audited, watched: Sequence[Watched]) -> Evidence:
+    """Replay the run with everyone and without each subject, in one pass; keep the models that the audit needs."""
+    evidence, reader = Evidence(), audited.reader
+    nodes, on_disk = reader.nodes(), reader.models()
+    sources = {(subject.subject, edge.source) for subject in watched for edge in charged_edges(audited, subject)}
     counterfactuals = {subject.subject: subject.clients for subject in watched}
-    requests = {subject.subject: subject.request for subject in watched}
-    finals = {(key, row.final_node) for key, row in requests.items() if row is not None and row.level == "exact"}
-    nodes = reader.nodes()
+    finals = {row.final_node for row in (subject.request for subject in watched) if row and row.level == "exact"}
+    attacked = () if audited.attacked is None else (audited.before, audited.attacked.final_node)
     noise_parents = {node.parent for node in nodes if node.kind == "noise"}
     exact_sources: dict[int, Vector] = {}
-    on_the_way = {node for _, final in finals if final is not None for node in made_of(reader, final)}
+    on_the_way = {node for final in finals if final is not None for node in made_of(audited, final)}
     seen = 0
-    for item in replay_counterfactuals(engine, reader, counterfactuals, recorded_noise(reader)):
+    for item in replay_counterfactuals(audited.engine, reader, counterfactuals, recorded_noise(reader)):
         number, exact = item.node.node, item.model.astype(np.float64)
         evidence.lengths[number] = float(np.linalg.norm(exact))
         for subject, theirs in item.without.items():
@@ -187,10 +166,8 @@ def gather(
             evidence.distances[subject, number] = away
             if (subject, number) in sources:
                 evidence.sources[subject, number] = (item.model, theirs)
-            if (subject, number) in finals:
-                evidence.finals[subject, number] = item.model
-        if number in keep_models:
-            evidence.models[number] = item.model
+        if number in finals or number in attacked:
+            audited.models[number] = item.model
         if number in noise_parents:
             exact_sources[number] = item.model
         if item.node.kind == "noise" and item.node.noise_std > 0.0 and item.node.parent in exact_sources:
@@ -202,8 +179,7 @@ def gather(
             gap = float(np.linalg.norm(exact - reader.load_model(number).astype(np.float64)))
             evidence.deviations[number] = gap / max(evidence.lengths[number], 1e-300) if gap else 0.0
         seen += 1
-        if progress:
-            progress(seen, len(nodes))
+        audited.progress("replaying the run", seen, len(nodes))
     evidence.missed = len(nodes) - seen
     return evidence
 
@@ -228,10 +204,9 @@ def noise_drawn(node: PathNode, noise: Floats) -> NoiseDrawn:
 # -- comparison of the evidence with the record ----------------------------------------------------------------
 
 
-def distance_rows(reader: RunReader, watched: Sequence[Watched], evidence: Evidence) -> dict[int, list[NodeDistance]]:
+def distance_rows(audited: Audited, watched: Sequence[Watched], evidence: Evidence) -> dict[int, list[NodeDistance]]:
     """Return the true distance and Psi at every node that could be replayed, by subject."""
-    psi = recorded_psi(reader)
-    view = RunView(reader)
+    psi, view = recorded_psi(audited.reader), audited.view
     for subject in watched:
         if subject.request is None:
             curve = view.curve(Subject(subject.subject, subject.clients, 1.0, view.next_order))
@@ -254,14 +229,7 @@ def too_far(rows: Sequence[NodeDistance], evidence: Evidence, slack: float) -> l
 
 
 def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Evidence, slack: float) -> Iterator[str]:
-    """Yield a problem for each noise edge that cost more than was charged, and one for charges above the budget.
-
-    Args:
-        watched: Subject whose charges are checked.
-        edges: Noise edges that are charged to the subject.
-        evidence: Results of the replay.
-        slack: Relative tolerance of the comparison.
-    """
+    """Yield a problem for each noise edge that cost more than was charged, and one for charges above the budget."""
     request = watched.request
     if request is None:
         return
@@ -296,19 +264,19 @@ def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Eviden
         yield f"all releases together cost {spent:.6g} (charged {paid:.6g}), its budget is {watched.budget:.6g}"
 
 
-def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
-    """Return the subjects to replay the run without, and the number of subjects beyond `most`.
+def watched_subjects(audited: Audited) -> list[Watched]:
+    """Return the subjects to replay the run without; a note counts subjects beyond the maximum.
 
-    Only subjects whose request added noise are considered; of these, the `most` with the largest charges are returned.
+    Only subjects whose request added noise are considered; of these, those with the largest charges are returned.
     If no client was forgotten, up to three active clients with the largest Psi are returned.
     """
-    requests = {request.request: request for request in reader.requests()}
-    names = [client.name for client in reader.clients()]
-    view = RunView(reader)
+    reader, most, index_of = audited.reader, audited.options.subjects, audited.view.index_of
     if not reader.subjects():
-        psi = track_everyone(view).total(view.active)
-        largest = view.active[np.argsort(-psi)][: min(most, 3)]
-        return [Watched(-1 - k, (int(c),), (names[c],)) for k, c in enumerate(largest.tolist())], 0
+        active = [client for client in audited.run.status().clients if client.state == "active"]
+        largest = sorted(active, key=lambda client: -client.psi)[: min(most, 3)]
+        return [Watched(-1 - k, (index_of[client.name],), (client.name,)) for k, client in enumerate(largest)]
+    requests = {request.request: request for request in audited.view.requests}
+    names = [client.name for client in reader.clients()]
     charged: dict[int, float] = {}
     for charge in reader.charges():
         charged[charge.subject] = max(charged.get(charge.subject, 0.0), charge.charge)
@@ -318,4 +286,7 @@ def watched_subjects(reader: RunReader, most: int) -> tuple[list[Watched], int]:
         if requests[row.request].noise_node is not None
     ]
     subjects.sort(key=lambda row: (-charged.get(row.subject, 0.0), row.subject))
-    return sorted(subjects[:most], key=lambda row: row.subject), max(0, len(subjects) - most)
+    if len(subjects) > most:
+        largest_ones = f"the {most} with the largest charges were replayed"
+        audited.notes.append(f"{len(subjects) - most} more subjects were forgotten; {largest_ones}")
+    return sorted(subjects[:most], key=lambda row: row.subject)

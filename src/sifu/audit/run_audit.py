@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ from sifu.audit.audited import Audited, AuditOptions, AuditProgress
 from sifu.audit.before_after import BeforeAfterAttack
 from sifu.audit.compare_releases import RunComparison
 from sifu.audit.exact_releases import ExactAudit, exact_audits
-from sifu.audit.membership import MembershipAudit, attack_release, attacked_request, models_wanted
+from sifu.audit.membership import MembershipAudit, attack_release
 from sifu.audit.releases import ReleaseAudit, audit_releases
 from sifu.audit.replay_evidence import (
     RARE,
@@ -23,7 +21,6 @@ from sifu.audit.replay_evidence import (
     Evidence,
     NodeDistance,
     NoiseDrawn,
-    NoiseEdge,
     Watched,
     charged_edges,
     distance_rows,
@@ -33,7 +30,6 @@ from sifu.audit.replay_evidence import (
     wrong_charges,
 )
 from sifu.run.devices import engine_kind
-from sifu.store.projection import RequestRow
 
 
 @dataclass(frozen=True)
@@ -116,13 +112,11 @@ def audit_run(
         options: Attacks to run and their numbers of draws.
         progress: Callback that receives the name of the step, the work done, and the total work.
     """
-    options = options or AuditOptions()
     run = run if isinstance(run, Run) else Run(run)
     engine = run.complete_engine()
-    with closing(run.reader()) as reader, reader.snapshot():
-        progress = progress or (lambda *_: None)
-        audit = _Audit(run, reader, engine, options, progress)
-        return audit.compare() if options.only_before_after else audit.execute()
+    with run.view() as view:
+        audited = Audited(run, view, engine, options or AuditOptions(), progress or (lambda *_: None))
+        return _only_compared(audited) if audited.options.only_before_after else _execute(audited)
 
 
 def _claims(level: str | None) -> bool:
@@ -130,169 +124,112 @@ def _claims(level: str | None) -> bool:
     return level not in (None, "none")
 
 
-@dataclass(eq=False)
-class _Audit(Audited):
-    """One audit with its findings."""
+def _only_compared(audited: Audited) -> AuditReport:
+    # A closed-form head needs no replay: it is solved again from statistics.
+    if audited.attacked is not None and not audited.view.regime.solves:
+        gather(audited, [])
+    found = tuple(RunComparison(audited).execute())
+    return AuditReport(audited.reader.value("run"), (), (), 0, 0, None, found, (), (), (), tuple(audited.notes))
 
-    contradictions: list[str] = field(default_factory=list)
-    observations: list[str] = field(default_factory=list)
 
-    def compare(self) -> AuditReport:
-        """Run only the comparison of two releases."""
-        row = attacked_request(self)
-        wanted = models_wanted(self.reader, row)
-        # A closed-form head needs no replay: it is solved again from statistics.
-        needed = wanted and not self.view.regime.solves
-        evidence = gather(self.engine, self.reader, [], wanted) if needed else Evidence()
-        found = tuple(RunComparison(self).execute(row, evidence))
-        return AuditReport(self.reader.value("run"), (), (), 0, 0, None, found, (), (), (), tuple(self.notes))
-
-    def execute(self) -> AuditReport:
-        attacked = attacked_request(self)
-        watched, left_out = watched_subjects(self.reader, self.options.subjects)
-        if left_out:
-            largest = f"the {len(watched)} with the largest charges were replayed"
-            self.notes.append(f"{left_out} more subjects were forgotten; {largest}")
-        evidence = self._gathered(watched, attacked)
-        if evidence.missed and evidence.lengths:
-            self.notes.append(
-                f"{evidence.missed} nodes cannot be replayed: the noise before them is no longer known (its model was "
-                "erased, as it had to be)"
-            )
-        self._check_replay(evidence)
-        noise = tuple(evidence.noise.values())
-        self._check_noise(noise)
-        rows = distance_rows(self.reader, watched, evidence)
-        subjects = []
-        for number, subject in enumerate(watched):
-            subjects.append(self._subject(subject, len(watched), rows[subject.subject], evidence))
-            self.progress("replaying releases", number + 1, len(watched))
-        exact = tuple(self._exact(watched, evidence))
-        attacks = attack_release(self, attacked, evidence) if attacked is not None else None
-        compared = tuple(RunComparison(self).execute(attacked, evidence)) if self.options.attacks else ()
-        return AuditReport(
-            self.reader.value("run"),
-            tuple(subjects),
-            noise,
-            len(evidence.lengths),
-            evidence.missed,
-            attacks,
-            compared,
-            exact,
-            tuple(self.contradictions),
-            tuple(self.observations),
-            tuple(self.notes),
+def _execute(audited: Audited) -> AuditReport:
+    watched = watched_subjects(audited)
+    evidence = gather(audited, watched)
+    if evidence.missed and evidence.lengths:
+        audited.notes.append(
+            f"{evidence.missed} nodes cannot be replayed: the noise before them is no longer known (its model was "
+            "erased, as it had to be)"
         )
+    _check_replay(audited, evidence)
+    _check_noise(audited, evidence)
+    rows = distance_rows(audited, watched, evidence)
+    subjects = []
+    for number, subject in enumerate(watched):
+        subjects.append(_subject(audited, subject, len(watched), rows[subject.subject], evidence))
+        audited.progress("replaying releases", number + 1, len(watched))
+    exact = tuple(exact_audits(audited, watched, evidence))
+    attack = attack_release(audited)
+    compared = tuple(RunComparison(audited).execute()) if audited.options.attacks else ()
+    return AuditReport(
+        audited.reader.value("run"),
+        tuple(subjects),
+        tuple(evidence.noise.values()),
+        len(evidence.lengths),
+        evidence.missed,
+        attack,
+        compared,
+        exact,
+        tuple(audited.contradictions),
+        tuple(audited.observations),
+        tuple(audited.notes),
+    )
 
-    def _gathered(self, watched: list[Watched], attacked: RequestRow | None) -> Evidence:
-        return gather(
-            self.engine,
-            self.reader,
-            watched,
-            models_wanted(self.reader, attacked),
-            lambda done, total: self.progress("replaying the run", done, total),
-        )
 
-    # -- claims --------------------------------------------------------------------------------------------
+def _check_replay(audited: Audited, evidence: Evidence) -> None:
+    """Check that replayed rounds reproduce the models on disk. A head from another device may deviate."""
+    tolerance = REPLAY_TOLERANCE[audited.engine.layout.dtype]
+    elsewhere = audited.view.regime.solves and engine_kind(audited.engine) != audited.reader.facts["engine"]
+    for node, gap in evidence.deviations.items():
+        off = f"it is off by {gap:.3g} of its length"
+        if gap > tolerance and elsewhere:
+            audited.notes.append(f"the head of node {node} is from a GPU, audit it there: on this CPU {off}")
+        elif gap > tolerance:
+            certified = any(_claims(request.level) for request in audited.view.requests)
+            audited.say(certified, f"the model of node {node} is not what the recorded rounds give: {off}")
 
-    def _say(self, certified: bool, sentence: str) -> None:
-        (self.contradictions if certified else self.observations).append(sentence)
 
-    def _check_replay(self, evidence: Evidence) -> None:
-        """Check that replayed rounds reproduce the models on disk. A head from another device may deviate."""
-        tolerance = REPLAY_TOLERANCE[self.engine.layout.dtype]
-        elsewhere = self.spec.regime.solves and engine_kind(self.engine) != self.reader.facts["engine"]
-        for node, gap in evidence.deviations.items():
-            off = f"it is off by {gap:.3g} of its length"
-            if gap > tolerance and elsewhere:
-                self.notes.append(f"the head of node {node} is from a GPU, audit it there: on this CPU {off}")
-            elif gap > tolerance:
-                self._say(
-                    any(_claims(request.level) for request in self.reader.requests()),
-                    f"the model of node {node} is not what the recorded rounds give: {off}",
-                )
-
-    def _check_noise(self, noise: tuple[NoiseDrawn, ...]) -> None:
-        level_of = {request.request_order: (request.request, request.level) for request in self.reader.requests()}
-        for draw in noise:
-            if draw.as_recorded:
-                continue
-            request, level = level_of.get(draw.order, ("?", None))
+def _check_noise(audited: Audited, evidence: Evidence) -> None:
+    level_of = {request.request_order: (request.request, request.level) for request in audited.view.requests}
+    for draw in evidence.noise.values():
+        if draw.as_recorded:
+            continue
+        request, level = level_of.get(draw.order, ("?", None))
+        what = f"the noise that was added is not normal with deviation {draw.noise_std:.6g} (p = {draw.p_normal:.1e})"
+        if draw.p_small < RARE:
             what = (
-                f"the noise that was added is not normal with deviation {draw.noise_std:.6g} (p = {draw.p_normal:.1e})"
+                f"noise {draw.noise_std:.6g} is recorded, {draw.measured_std:.6g} was added (so little has "
+                f"probability {draw.p_small:.1e})"
             )
-            if draw.p_small < RARE:
-                what = (
-                    f"noise {draw.noise_std:.6g} is recorded, {draw.measured_std:.6g} was added (so little has "
-                    f"probability {draw.p_small:.1e})"
-                )
-            self._say(_claims(level), f"request {request}: {what}")
+        audited.say(_claims(level), f"request {request}: {what}")
 
-    def _exact(self, watched: list[Watched], evidence: Evidence) -> Iterator[ExactAudit]:
-        """Yield the digests of exact releases and of their counterfactuals, and record contradicted claims."""
-        for release, same_counterfactuals in exact_audits(self.run.engine_without, self.reader, watched, evidence):
-            who = f"request {release.request}, {', '.join(release.clients[:3])}"
-            if not release.same_sum:
-                self._say(True, f"{who}: its head was not solved from the sum over the remaining clients")
-            if release.without is not None and not same_counterfactuals:
-                wrong = "its release is called exact, but training without the clients gives another model"
-                self._say(True, f"{who}: {wrong}")
-            elif not same_counterfactuals:
-                self.notes.append(
-                    f"{who}: its release was not recomputed without the clients, so it was not audited: no engine "
-                    "without their data can be built, or models that the release depends on are gone"
-                )
-            elif release.without is not None and not release.same_model:
-                self.notes.append(
-                    f"{who}: training with and without the client gives the same model here, but its bits differ from "
-                    "the released model, as on another machine or device"
-                )
-            yield release
 
-    def _subject(self, watched: Watched, subjects: int, rows: list[NodeDistance], evidence: Evidence) -> SubjectAudit:
-        edges = charged_edges(self.reader, watched)
-        findings = list(self._findings(watched, rows, edges, evidence))
-        options = self.options
-        releases = audit_releases(
-            watched, edges, evidence, self.normals, options.replays, options.mistake / max(subjects, 1)
+def _subject(
+    audited: Audited, watched: Watched, subjects: int, rows: list[NodeDistance], evidence: Evidence
+) -> SubjectAudit:
+    edges, slack = charged_edges(audited, watched), SLACK[audited.engine.layout.dtype]
+    findings, options = list[str](), audited.options
+    if broken := too_far(rows, evidence, slack):
+        worst = max(broken, key=lambda node: node.distance - node.psi)
+        findings.append(
+            f"the true distance is above Psi at {len(broken)} of {len(rows)} nodes, first at node "
+            f"{broken[0].node}; at node {worst.node} it is {worst.distance:.6g} and Psi is {worst.psi:.6g}"
         )
-        if releases is not None and releases.epsilon_shown > releases.epsilon_certified:
-            findings.append(
-                f"its releases show an epsilon of at least {releases.epsilon_shown:.4g} (confidence "
-                f"{1.0 - options.mistake:.1%}), {releases.epsilon_certified:g} is the budget"
-            )
-        if releases is not None and releases.missed:
-            self.notes.append(
-                f"{', '.join(watched.names[:3])}: {releases.missed} of {len(edges)} releases charged to it cannot be "
-                "replayed; its true and shown epsilon cover the others only"
-            )
-        # Psi also bounds the influence of a client without a request.
-        certified = _claims(watched.level) or watched.request is None
-        request = watched.request.request if watched.request else None
-        who = f"request {request}, " if request else ""
-        for sentence in findings:
-            self._say(certified, f"{who}{', '.join(watched.names[:3])}: {sentence}")
-        return SubjectAudit(
-            watched.subject,
-            watched.names,
-            request,
-            watched.level,
-            watched.budget,
-            watched.request.source_node if watched.request else None,
-            tuple(rows),
-            releases,
-            tuple(findings),
+    findings += wrong_charges(watched, edges, evidence, slack)
+    releases = audit_releases(audited, watched, edges, evidence, options.mistake / subjects)
+    if releases is not None and releases.epsilon_shown > releases.epsilon_certified:
+        findings.append(
+            f"its releases show an epsilon of at least {releases.epsilon_shown:.4g} (confidence "
+            f"{1.0 - options.mistake:.1%}), {releases.epsilon_certified:g} is the budget"
         )
-
-    def _findings(
-        self, watched: Watched, rows: list[NodeDistance], edges: list[NoiseEdge], evidence: Evidence
-    ) -> Iterator[str]:
-        slack = SLACK[self.engine.layout.dtype]
-        broken = too_far(rows, evidence, slack)
-        if broken:
-            worst = max(broken, key=lambda node: node.distance - node.psi)
-            yield (
-                f"the true distance is above Psi at {len(broken)} of {len(rows)} nodes, first at node "
-                f"{broken[0].node}; at node {worst.node} it is {worst.distance:.6g} and Psi is {worst.psi:.6g}"
-            )
-        yield from wrong_charges(watched, edges, evidence, slack)
+    if releases is not None and releases.missed:
+        audited.notes.append(
+            f"{', '.join(watched.names[:3])}: {releases.missed} of {len(edges)} releases charged to it cannot be "
+            "replayed; its true and shown epsilon cover the others only"
+        )
+    # Psi also bounds the influence of a client without a request.
+    certified = _claims(watched.level) or watched.request is None
+    request = watched.request.request if watched.request else None
+    who = f"request {request}, " if request else ""
+    for sentence in findings:
+        audited.say(certified, f"{who}{', '.join(watched.names[:3])}: {sentence}")
+    return SubjectAudit(
+        watched.subject,
+        watched.names,
+        request,
+        watched.level,
+        watched.budget,
+        watched.request.source_node if watched.request else None,
+        tuple(rows),
+        releases,
+        tuple(findings),
+    )
