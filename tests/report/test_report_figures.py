@@ -11,7 +11,7 @@ import pytest
 
 from sifu.plots.style import figure_bytes
 from sifu.report import collect
-from sifu.report.figures import FIGURES
+from sifu.report.figures import FIGURES, figures_of
 from sifu.report.psi_figure import draw_history, history_message
 from sifu.report.report_words import verdict
 from sifu.report.run_data import AccuracyTrace, Branch, ReportData
@@ -65,7 +65,9 @@ def stretched(data: ReportData, requests: int, rounds: int) -> ReportData:
 @pytest.mark.parametrize(("requests", "rounds"), [(0, 0), (1, 1), (30, 5000)])
 def test_figures_stand_any_number_of_requests_and_rounds(busy: ReportData, requests: int, rounds: int) -> None:
     data = stretched(busy, requests, rounds)
-    for entry in FIGURES:
+    shown = figures_of(data)
+    assert len(shown) == (len(FIGURES) if requests else 2)
+    for entry in shown:
         figure = entry.draw(data)
         width, height = figure.get_size_inches()
         assert width < 8

@@ -116,20 +116,6 @@ def _make_room(figure: Figure, lines: int) -> None:
         figure.set_figheight(figure.get_figheight() + 0.19 * lines)
 
 
-def empty_figure(message: str, sentence: str) -> Figure:
-    """Return a small figure with a message and an explanation of why there is nothing to show."""
-    figure = new_figure(1.6)
-    headline(figure, message)
-    return say_instead(figure, f"Nothing to show: {sentence}.")
-
-
-def say_instead(figure: Figure, sentence: str) -> Figure:
-    """Write an explanation in place of a figure without data, and return the figure."""
-    sentence = textwrap.fill(sentence, 46 if is_narrow() else 200)
-    figure.text(0.5, 0.45, sentence, ha="center", va="center", color=GREY, fontsize=10, parse_math=False)
-    return figure
-
-
 def counted(number: int, noun: str) -> str:
     """Return a number followed by its noun, in the plural unless the number is 1.
 

@@ -16,7 +16,6 @@ from sifu.plots.style import (
     note,
     only_ticks,
     plain,
-    say_instead,
     styled,
     whole_numbers,
 )
@@ -36,8 +35,6 @@ def draw_accuracy(data: ReportData) -> Figure:
     trace = data.trace
     figure = new_figure(3.1)
     headline(figure, accuracy_message(data))
-    if trace.x.size == 0:
-        return say_instead(figure, "Nothing to show: no model has been evaluated yet.")
     axes = figure.add_subplot()
     percent = 100 * trace.accuracy
     for branch in np.unique(trace.branch):

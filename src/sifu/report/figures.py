@@ -54,7 +54,7 @@ FIGURES: tuple[FigureKind, ...] = (
 def figures_of(data: ReportData) -> list[FigureKind]:
     """Return the figures that have something to show; a head in closed form has neither rounds nor noise."""
     left_out = {"history", "psi", "accuracy"} if data.status.closed_form else set[str]()
-    if data.regression:
+    if data.regression or data.trace.x.size == 0:
         left_out.add("accuracy")
     if not data.psi_panels:
         left_out.add("psi")

@@ -15,7 +15,6 @@ from sifu.plots.style import (
     VERMILLION,
     branch_colour,
     counted,
-    empty_figure,
     headline,
     is_narrow,
     legend_below,
@@ -183,8 +182,6 @@ LINEAR_UP_TO = 8.0  # Psi beyond this many Psi* is drawn on a logarithmic axis
 def draw_psi(data: ReportData) -> Figure:
     """Draw Psi and Psi* in a small panel for each of the latest requests."""
     panels = data.psi_panels
-    if not panels:
-        return empty_figure(psi_message(data), "no request has rolled back the history yet")
     columns = 1 if len(panels) == 1 or is_narrow() else 2
     rows = -(-len(panels) // columns)
     figure = new_figure(0.9 + 2.25 * rows)
@@ -206,8 +203,6 @@ def draw_psi(data: ReportData) -> Figure:
 def psi_message(data: ReportData) -> str:
     """Return the figure's message on the panels."""
     panels = data.psi_panels
-    if not panels:
-        return "Sensitivity of the clients to be forgotten"
     stayed = sum(1 for panel in panels if panel.source_x == panel.tip_x)
     if stayed == len(panels) and any(panel.noise_std for panel in panels):
         return "Noise hides the forgotten clients at the current model: nothing had to be undone"
