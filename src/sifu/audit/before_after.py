@@ -18,19 +18,18 @@ the estimate of A only through the lengths.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any
 
 import numpy as np
 
 from sifu.errors import InputError
 from sifu.theory.arrays import Floats, Integers
 
-HeadKind = Literal["ridge", "least_squares", "softmax", "logistic"]
+HEAD_KINDS = ("ridge", "least_squares", "softmax", "logistic")
 """Kinds of linear head whose releases can be compared, by their names in the spec."""
-HEAD_KINDS: tuple[str, ...] = get_args(HeadKind)
 ASSUMED_PENALTY = 0.01
 """Relative penalty r that the observer assumes for a ridge head with unknown penalty."""
 ASSUMED_DECAY = 1e-3
@@ -211,14 +210,7 @@ class Attempt:
 
 
 def attempt(heads: TwoHeads, candidates: Candidates, deleted: Sequence[int], control: int) -> Attempt:
-    """Attack two releases and compare the result with the truth.
-
-    Args:
-        heads: The two releases.
-        candidates: All candidates for the deletion.
-        deleted: Indices of the candidates that were deleted.
-        control: Index of a candidate that was not deleted.
-    """
+    """Attack two releases, and compare the result with the `deleted` candidates and a `control` that was not."""
     named = int(np.argmax(heads.ranking(candidates)))
     if not candidates.are_records:
         cosines = []
@@ -251,7 +243,7 @@ class BeforeAfterAttack:
     `reconstructed` is the share in which the right record was nearest to the reconstruction. Cosines are medians.
     """
 
-    what: Literal["record", "client"]
+    what: str
     source: str
     attempts: int
     candidates: int
@@ -267,23 +259,20 @@ class BeforeAfterAttack:
     def of(attempts: Sequence[Attempt], source: str, candidates: Candidates, public: int) -> BeforeAfterAttack:
         """Return the summary of these attempts."""
 
-        def median(name: str) -> float:
-            return float(np.median([getattr(each, name) for each in attempts]))
+        def over(name: str, summary: Callable[[list[float]], Any]) -> Any:
+            values = [getattr(each, name) for each in attempts]
+            return None if values[0] is None else float(summary(values))
 
-        def share(name: str) -> float:
-            return float(np.mean([getattr(each, name) for each in attempts]))
-
-        records = candidates.are_records
         return BeforeAfterAttack(
-            "record" if records else "client",
+            "record" if candidates.are_records else "client",
             source,
             len(attempts),
             candidates.count,
             public,
-            share("identified"),
-            share("reconstructed") if records else None,
-            median("cosine"),
-            median("nearest_public") if records else None,
-            share("control_identified"),
-            median("control_cosine"),
+            over("identified", np.mean),
+            over("reconstructed", np.mean),
+            over("cosine", np.median),
+            over("nearest_public", np.median),
+            over("control_identified", np.mean),
+            over("control_cosine", np.median),
         )

@@ -52,12 +52,9 @@ class EpsilonBound:
 
 
 def clopper_pearson(hits: Integers, trials: int, mistake: float) -> tuple[Floats, Floats]:
-    """Return lower and upper confidence limits of success rates (Clopper & Pearson 1934).
+    """Return lower and upper confidence limits of success rates; each is wrong with probability `mistake` at most.
 
-    Args:
-        hits: Number of successes behind each rate.
-        trials: Number of trials behind each rate.
-        mistake: Maximum probability that a limit is wrong.
+    The limits of `hits` successes in `trials` are those of Clopper & Pearson (1934).
     """
     from scipy.special import betaincinv
 
@@ -71,13 +68,9 @@ def clopper_pearson(hits: Integers, trials: int, mistake: float) -> tuple[Floats
 def epsilon_lower_bound(
     with_client: Floats, without_client: Floats, delta: float, mistake: float = 0.01
 ) -> EpsilonBound:
-    """Return a lower bound on epsilon from the best threshold on a statistic.
+    """Return a lower bound on epsilon from the best threshold on a statistic, given its values in independent replays.
 
-    Args:
-        with_client: Values of the statistic in independent replays with the client.
-        without_client: Values in independent replays without the client.
-        delta: The delta of the privacy budget.
-        mistake: Maximum probability that the bound is wrong.
+    The bound is wrong with probability `mistake` at most.
     """
     if min(with_client.size, without_client.size) < FEWEST_REPLAYS:
         raise InputError(

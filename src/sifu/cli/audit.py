@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
@@ -36,21 +36,19 @@ class AuditProgress(ShownBar):
 
 
 def show_audit(report: AuditReport, output: Path | None) -> Answer:
-    """Return the answer of `sifu audit DIR`, written to `output` if given; exit code 3 for a contradicted claim."""
-    values = report.values()
-    shown: list[Any] = [partial(print_compared if output is None else print_report, report)]
-    if output is not None:
-        shown.append(partial(out.print, f"Wrote {write_audit(values, output)}", markup=False))
-    return Answer(values, *shown, code=0 if report.holds else 3)
+    """Return the answer of `sifu audit DIR`; exit code 3 for a contradicted claim.
 
-
-def write_audit(values: dict[str, Any], output: Path) -> Path:
-    """Write the audit as JSON, which is confidential, because it shows distances and nodes."""
+    The JSON is written to the folder `output` if given; it is confidential, because it shows distances and nodes.
+    """
     from sifu.store.files import private_folder, write_atomically
 
+    values = report.values()
+    if output is None:
+        return Answer(values, partial(print_compared, report), code=0 if report.holds else 3)
     private_folder(output, parents=True)
     write_atomically(output / "audit.json", (json.dumps(plain_values(values), indent=2) + "\n").encode())
-    return output / "audit.json"
+    wrote = f"Wrote {output / 'audit.json'}"
+    return Answer(values, partial(print_report, report), wrote, code=0 if report.holds else 3)
 
 
 def _print_before_after(found: Sequence[BeforeAfterAttack]) -> None:
