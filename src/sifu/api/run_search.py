@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sifu.api.requests import Request
 from sifu.api.requests import pending_requests as pending_in
-from sifu.errors import InputError, SifuError
+from sifu.errors import InputError
 from sifu.store.database import DATABASE
 from sifu.store.reader import RunReader
 from sifu.store.seen_heads import check_seen
@@ -40,20 +40,9 @@ def pending_requests(*folders: str | Path) -> list[Request]:
     runs = find_runs(*folders)
     if not runs:
         raise InputError(f"there is no run in {', '.join(map(str, folders))}: a run folder holds a file {DATABASE}")
-    pending = [request for run in runs for request in pending_of(run)]
+    pending = []
+    for run in runs:
+        with RunReader(run) as reader:
+            check_seen(reader)
+            pending += pending_in(reader, current_time())
     return sorted(pending, key=lambda request: (request.deadline, request.run, request.request))
-
-
-def pending_of(run: str | Path) -> list[Request]:
-    """Return the pending requests of one run."""
-    with RunReader(Path(run)) as reader:
-        check_seen(reader)
-        return pending_in(reader, current_time())
-
-
-def overdue_of(run: str | Path) -> list[Request]:
-    """Return the overdue requests of a run, or an empty list if the run is unreadable, which is reported elsewhere."""
-    try:
-        return [request for request in pending_of(run) if request.overdue]
-    except (SifuError, OSError, ValueError):
-        return []

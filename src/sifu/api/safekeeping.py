@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sifu.checking.verification import verify_run
+from sifu.checking.bundle import verify_certificate
+from sifu.checking.verification import Verification, verify_run
 from sifu.core.ledger import canonical_json
 from sifu.errors import InputError, RunDamagedError
 from sifu.requests.lost_requests import lost_requests, lost_words
@@ -29,7 +29,6 @@ from sifu.store.writer import RunWriter
 log = logging.getLogger(__name__)
 
 BACKED_UP = "backup made"
-LARGEST_CERTIFICATE_BYTES = 64 << 20
 
 
 def rotate_key(writer: RunWriter, brought: Path | None = None) -> str:
@@ -134,7 +133,7 @@ def restore(
             cases, nothing is written.
     """
     file, folder = Path(file), Path(folder)
-    given = [_read_certificate(Path(path)) for path in certificates]
+    given = [verify_certificate(path) for path in certificates]
     with read_backup(file, folder) as staged:
         check_whole(staged, file)
         with RunReader(staged) as reader:
@@ -149,20 +148,17 @@ def restore(
             _check_certificates(reader, given)
         # Record this before the folder gets its name, so that the folder never exists without the record of its
         # restoration.
-        head, lost = _record_restoration(staged, file, [certificate["body"] for certificate in given])
+        head, lost = _record_restoration(staged, file, [found.content["body"] for found in given])
     with RunReader(folder) as reader:
         remember_head(reader)
     return Restoration(str(folder), head, tuple(map(lost_words, lost)))
 
 
-def _check_certificates(reader: RunReader, given: Sequence[Mapping[str, Any]]) -> None:
+def _check_certificates(reader: RunReader, given: Sequence[Verification]) -> None:
     run, named = reader.value("run"), {key for _, key in keys_of(reader)}
-    for certificate in given:
-        body = certificate["body"]
-        if body["run"] != run or not any(keys.signature_holds(dict(certificate), key) for key in named):
-            raise InputError(
-                f"certificate {body['request']} does not belong to this run, or its signature does not hold"
-            )
+    for found in given:
+        if not found.holds or found.content["body"]["run"] != run or found.public_key not in named:
+            raise InputError(f"{found.subject} does not belong to this run, or it does not verify")
 
 
 def check_whole(staged: Path, file: Path) -> None:
@@ -187,18 +183,3 @@ def _record_restoration(staged: Path, file: Path, bodies: list[dict[str, Any]]) 
         head, lost = writer.value("head"), lost_requests(writer, bodies)
         writer.record(NewEvent(RESTORED, {"backup": file.name, "backup_head": head, "requests": lost}))
         return head, lost
-
-
-def _read_certificate(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > LARGEST_CERTIFICATE_BYTES:
-            raise ValueError("it is far too large")
-        content: dict[str, Any] = json.loads(path.read_bytes())
-        body = content["body"]
-        if not all(isinstance(body[key], str) for key in ("run", "request", "received")):
-            raise ValueError("it has no readable body")
-        if not isinstance(body["clients"], list) or not isinstance(body["records"], int | None):
-            raise ValueError("it names no clients")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"{path} is not a sifu certificate: {error}") from error
-    return content

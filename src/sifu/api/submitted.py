@@ -13,7 +13,7 @@ from sifu.core.request_terms import Terms
 from sifu.errors import InputError, NotCertifiableError, RunBusyError
 from sifu.requests.deadlines import check_deadline
 from sifu.requests.messages import days_left_of, record_refusal
-from sifu.store.actors import same_address
+from sifu.store.actors import actor_name, same_address
 from sifu.store.given_approvals import approvals_needed, unapproved
 from sifu.store.inbox import SUBMITTED, Message, discard, messages, post
 from sifu.store.times import current_time
@@ -70,17 +70,13 @@ def is_filer(run: Run, actor: str, request: str) -> bool:
     return same_address(actor, filers.get(request, ""))
 
 
-def examine(run: Run, by: str) -> dict[str, str]:
-    """File the submitted requests, or record why they are refused.
-
-    Args:
-        run: Run that the requests were submitted to.
-        by: Name of the person who examines them.
+def examine(run: Run, by: str | None = None) -> dict[str, str]:
+    """File the submitted requests, or record why they are refused; `by` names the person who examines them.
 
     Returns:
         For each examined request, by id, the reason why it was refused. The reason is empty if the request was filed.
     """
-    examined: dict[str, str] = {}
+    by, examined = actor_name(by), dict[str, str]()
     for message in submitted(run.folder):
         content, reason = content_of(message), ""
         try:

@@ -203,10 +203,13 @@ def _say_what_is_overdue() -> None:
     """Write to stderr which runs of this command have overdue requests."""
     if not runs_of_this_command:
         return
-    from sifu.api.run_search import overdue_of
+    from sifu.api import pending_requests
 
     for run in dict.fromkeys(runs_of_this_command):
-        late = overdue_of(run)
+        try:
+            late = [request for request in pending_requests(run) if request.overdue]
+        except (SifuError, OSError, ValueError):  # reported elsewhere
+            continue
         if late:
             named = ", ".join(f"{request.request} (since {request.deadline[:10]})" for request in late[:3])
             more = f" and {len(late) - 3} more" if len(late) > 3 else ""

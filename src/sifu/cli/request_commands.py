@@ -103,9 +103,8 @@ def _show_public(listed: list[Request]) -> Answer:
 def _examine(run: sifu.Run, request: str) -> None:
     """Examine the requests that were submitted through the console; raise if this one is refused."""
     from sifu.api.submitted import examine
-    from sifu.store.actors import actor_name
 
-    if reason := examine(run, actor_name()).get(request):
+    if reason := examine(run).get(request):
         raise InputError(f"request {request} was submitted through the console and is refused: {reason}")
 
 

@@ -104,14 +104,13 @@ def train(
     may roll back to are kept. Ctrl-C loses nothing: run the same command again.
     """
     from sifu.api import load_spec
-    from sifu.run.run_view import RunView
 
     collect_run(run)
     merged = load_spec(spec, settings or [])
     with RoundsProgress() as progress:
         trained = sifu.train(merged, run=run, progress=progress, device=device)
-    with trained.reader() as reader:
-        if RunView(reader).facts.shape_from_labels:
+    with trained.view() as view:
+        if view.facts.shape_from_labels:
             warn(
                 "model.outputs is not set, so the classes were counted from the clients' labels: later certificates "
                 "are conditional at best. Set model.outputs and train again to avoid this."

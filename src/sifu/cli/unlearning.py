@@ -124,7 +124,6 @@ def forget(
     with its remaining records in the same command.
     """
     from sifu.api import open_run
-    from sifu.run.run_engines import solved_from_files
 
     _add_records(terms, clients, records, run)
     of_new_requests = [name for name in terms if name != "level"]
@@ -137,7 +136,7 @@ def forget(
     nonces = new_nonces(terms.get("records") or ())
     with RoundsProgress() as progress:
         opened = open_run(run, device=device)
-        if not solved_from_files(opened.spec) and importlib.util.find_spec("torch") is None:
+        if not opened.spec.regime.solves and importlib.util.find_spec("torch") is None:
             raise ModuleNotFoundError(name="torch")  # fail before a request is recorded
         outcomes = opened.forget(
             None if clients is None else client_names(clients),
