@@ -134,11 +134,9 @@ class Request:
             yield f"  {needs * bool(self.approvals_missing)}next: {self.next}"
 
     def lines(self, identities: Sequence[str] = (), besides: str = "") -> Iterator[str]:
-        """Yield the request as an approver must see it.
+        """Yield the request as an approver must see it, with the `identities` of its records.
 
-        Args:
-            identities: Identities of its records.
-            besides: Data that other approved requests leave out of the same release (`Run.also_left_out`).
+        It names `besides` what other approved requests leave out of the same release (`Run.also_left_out`).
         """
         yield from self.brief()
         if self.terms is not None:

@@ -27,13 +27,7 @@ from sifu.store.writer import RunWriter
 
 
 class RunFolder:
-    """A run folder and, if training is needed, its engine.
-
-    Args:
-        folder: Path of the run folder.
-        make_engine: Function that builds the engine. By default the spec defines the engine.
-        noise: Source of noise, by default the operating system.
-    """
+    """A run folder and, if training is needed, its engine, which by default is built as the spec says."""
 
     def __init__(
         self,
@@ -129,11 +123,8 @@ class RunFolder:
     def engine(self, *, newcomers: bool = False) -> Engine:
         """Return the engine of this run, which is built when it is first needed.
 
-        Args:
-            newcomers: True if new clients may follow the clients that the run knows.
-
-        Raises:
-            InputError: If the data of a remaining client are missing or changed.
+        The data of all remaining clients must be there and unchanged. With `newcomers`, new clients may follow those
+        that the run knows.
         """
         return self._engines.current(newcomers=newcomers)
 
@@ -145,11 +136,7 @@ class RunFolder:
         return self._engines.without(clients)
 
     def complete_engine(self) -> Engine:
-        """Return the engine with the data of all clients, including clients that left.
-
-        Raises:
-            InputError: If the data of any other client cannot be used.
-        """
+        """Return the engine with the data of all clients, including clients that left; all data must be usable."""
         return self._engines.complete()
 
     def measure_held_out(self, writer: RunWriter) -> None:

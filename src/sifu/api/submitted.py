@@ -48,11 +48,7 @@ def submit(
 
 
 def withdraw(run: Run, actor: str, request: str, reason: str) -> bool:
-    """Withdraw a request that its filer submitted and nobody has examined; return False if there is none.
-
-    Raises:
-        RunBusyError: If another process writes to the run.
-    """
+    """Withdraw a request that its filer submitted and nobody has examined; return False if there is none."""
     for message in submitted(run.folder):
         if message.request == request and same_address(actor, content_of(message)["actor"]):
             if not refuse(run, message, f"withdrawn by {actor}: {reason}"):
@@ -73,8 +69,7 @@ def is_filer(run: Run, actor: str, request: str) -> bool:
 def examine(run: Run, by: str | None = None) -> dict[str, str]:
     """File the submitted requests, or record why they are refused; `by` names the person who examines them.
 
-    Returns:
-        For each examined request, by id, the reason why it was refused. The reason is empty if the request was filed.
+    The result has the reason of each refusal by the request's id, and an empty reason for a request that was filed.
     """
     by, examined = actor_name(by), dict[str, str]()
     for message in submitted(run.folder):

@@ -76,14 +76,11 @@ def sign_own_request(
 def read_statement(path: Path) -> dict[str, Any]:
     """Return a signed request from a file."""
     try:
-        statement = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())  # type: ignore[no-any-return]
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not a signed request: {error}") from error
-    if not isinstance(statement, dict) or not isinstance(statement.get("body"), dict):
-        raise InputError(f"{path} is not a signed request: it has no body")
-    return statement
 
 
 def _apply(run: Path, change: dict[str, Any], sentence: str) -> Answer:

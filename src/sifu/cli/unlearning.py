@@ -91,8 +91,7 @@ def request(
     if signed is not None:
         if clients is not None or id is not None or terms:
             raise InputError("a signed request already contains its terms: give --signed without other options")
-        statement = read_statement(signed)
-        received = opened.request_signed(statement)
+        received = opened.request_signed(read_statement(signed))
     elif clients is None:
         raise InputError("no clients named: give --clients A,B, or --signed FILE")
     else:
@@ -177,12 +176,7 @@ def _show_nonces(nonces: dict[str, str]) -> None:
 
 
 def _nonce_lines(made: dict[str, str], held: dict[str, str]) -> list[str]:
-    """Return instructions for the nonces of a request.
-
-    Args:
-        made: Nonces that this command made, by identity.
-        held: Nonces among `made` that the request commits to; none if it was filed before.
-    """
+    """Return instructions for the nonces `made` here; the request commits to `held`, to none if filed before."""
     if held:
         return ["Give each person the nonce of their record: sifu verify CERTIFICATE --record X --nonce HEX needs it."]
     return ["The nonces that were shown when the request was first filed count."] if made else []

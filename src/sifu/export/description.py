@@ -36,12 +36,9 @@ def description_path(model: Path) -> Path:
 
 
 def describe(reader: RunReader, content: bytes, given: Sequence[int] | None = None) -> dict[str, Any]:
-    """Return the description of a run's current model.
+    """Return the description of a run's current model, whose safetensors bytes are `content`.
 
-    Args:
-        reader: Reader of the run.
-        content: Safetensors bytes of the model.
-        given: Shape of one sample, if the clients were passed from Python.
+    The shape of one sample is `given` if the clients were passed from Python.
     """
     spec, layout = Spec.from_mapping(reader.spec), reader.layout
     kind, (seq, head) = spec.model.kind, reader.last_event()
@@ -76,11 +73,7 @@ def describe(reader: RunReader, content: bytes, given: Sequence[int] | None = No
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """Return a description written by `sifu export`, after checking the fields that are needed to use the model.
-
-    Raises:
-        InputError: If the file is not such a description.
-    """
+    """Return a description written by `sifu export`, after checking the fields that are needed to use the model."""
     try:
         content = read_json(read_bytes(path, LARGEST_DESCRIPTION))
         if content["format"] != f"sifu model {FORMAT}" or not _is_whole(content):
@@ -118,11 +111,7 @@ def _is_list_of(value: Any, kind: type) -> bool:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the bytes of a file that an export wrote.
-
-    Raises:
-        InputError: If the file cannot be read, is too large, or is an ONNX file.
-    """
+    """Return the bytes of a file that an export wrote; refuse one that is too large, or an ONNX file."""
     try:
         exported = path.name.removesuffix(".json")
         if exported.endswith(".onnx"):

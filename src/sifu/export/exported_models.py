@@ -138,12 +138,7 @@ def released_module(reader: RunReader, model: ModelGiven | None) -> nn.Module:
 
 
 def released_bytes(reader: RunReader) -> bytes:
-    """Return the safetensors bytes of the current released model.
-
-    Raises:
-        InputError: If the run is not ready, so that its current model is not released.
-        RunDamagedError: If the recorded phase is unknown.
-    """
+    """Return the safetensors bytes of the current released model; a run that is not ready has none."""
     if reader.phase not in ("training", "retraining", "ready"):
         raise RunDamagedError(f"{reader.folder} is damaged: its phase is {reader.phase!r}")
     if reader.phase != "ready":

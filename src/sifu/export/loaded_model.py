@@ -200,7 +200,7 @@ class LoadedModel(nn.Module):
 
     def _mapped(self, samples: Tensor) -> Tensor:
         """Return the features of prepared samples, or the samples themselves if there is no feature map."""
-        if not self._has_map:
+        if not self.has_map:
             return samples
         shape = tuple(samples.shape[1:])
         if shape not in self._maps:
@@ -218,7 +218,7 @@ class LoadedModel(nn.Module):
             scaled = scale_features(x.cpu().numpy(), scale, dtype=dtype, flat=self.takes_rows, normalise=normalise)
             samples = torch.from_numpy(scaled).to(x.device)
         else:
-            samples = (x if handed_over else _channels_first(x, expected)).to(TORCH_TYPES[dtype])
+            samples = (x if handed_over else channels_first(x, expected)).to(TORCH_TYPES[dtype])
             if samples.dim() > 2 and self.takes_rows:
                 samples = samples.reshape(len(samples), math.prod(samples.shape[1:]))
         if samples.dim() < 2 or (expected is not None and list(samples.shape[1:]) != expected):
@@ -238,14 +238,14 @@ class LoadedModel(nn.Module):
         return sum(coding.width(name) for name in self.description["columns"])
 
     @property
-    def _has_map(self) -> bool:
+    def has_map(self) -> bool:
         """True if a feature map computes the model's inputs; a head in closed form always has one."""
         return self.description["features"].get("kind") != "none" or self.description["task"] is not None
 
     @property
     def _largest_input(self) -> float:
         """Largest number in a row that the feature map accepts or, without one, that the model's type represents."""
-        return LARGEST_INPUT if self._has_map else float(np.finfo(self.description["dtype"]).max)
+        return LARGEST_INPUT if self.has_map else float(np.finfo(self.description["dtype"]).max)
 
     def row_shape(self) -> list[int] | None:
         """Return the shape of a row if the parameters determine it, otherwise None."""
@@ -255,11 +255,7 @@ class LoadedModel(nn.Module):
 
 
 def described_map(description: dict[str, Any], shape: tuple[int, ...]) -> FeatureMap:
-    """Return the feature map that a description names.
-
-    Raises:
-        InputError: If the map differs from the map that the model was trained on.
-    """
+    """Return the feature map that a description names, if it is the one that the model was trained on."""
     mapping = map_for(_public_features(description["features"]), shape)
     if mapping.digest() != description["features_digest"]:
         raise InputError(
@@ -279,7 +275,7 @@ def _tensor(x: Any) -> Tensor:
     return x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
 
 
-def _channels_first(x: Tensor, expected: list[int] | None) -> Tensor:
+def channels_first(x: Tensor, expected: list[int] | None = None) -> Tensor:
     """Return images with channels first, by the rule of `scale_features`; keep images of the expected shape."""
     if x.dim() == 3:
         return x.unsqueeze(1)

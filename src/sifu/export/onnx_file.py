@@ -26,7 +26,7 @@ from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.feature_maps.row_maps import FREQUENCY_BITS, INPUT_BITS, LARGEST_INPUT, LARGEST_WHOLE, TURN_BITS
 from sifu.engines.sim.models import TORCH_TYPES, Model
 from sifu.errors import InputError, install_extra
-from sifu.export.loaded_model import LoadedModel, described_map
+from sifu.export.loaded_model import LoadedModel, channels_first, described_map
 
 OPSET = 18
 INSTEAD = "export it as safetensors, which sifu predict and sifu.load_model use"
@@ -34,11 +34,7 @@ NEEDED = f"to write ONNX files, install onnx, onnxscript and torch 2.7 or later:
 
 
 def onnx_bytes(description: dict[str, Any], content: bytes, own: Model | None = None) -> bytes:
-    """Return the ONNX file of a model.
-
-    Raises:
-        InputError: If torch cannot export the model, or the shape of its samples is unknown.
-    """
+    """Return the ONNX file of a model; refuse one that torch cannot export, or with samples of unknown shape."""
     try:
         import onnx
         import onnxscript  # noqa: F401  torch's exporter needs it
@@ -75,7 +71,8 @@ class _Preparation(nn.Module):
         self.stored, self.bytes = _stored_shape(model)
         self.moves = description["data"] != PYTHON  # samples of clients passed from Python are used unchanged
         self.flat, self.dtype = model.takes_rows, TORCH_TYPES[description["dtype"]]
-        self.shape = self._moved(torch.zeros(1, *self.stored)).shape[1:]
+        samples = torch.zeros(1, *self.stored)
+        self.shape = (channels_first(samples) if self.moves else samples).shape[1:]
         if self.bytes:  # every byte is looked up, so its value is the one that training used
             channels = self.shape[0] if len(self.shape) == 3 else 1
             every = np.arange(256, dtype=np.uint8).reshape(256, 1, 1, 1).repeat(channels, axis=3)
@@ -91,14 +88,8 @@ class _Preparation(nn.Module):
         if self.flat:
             self.shape = torch.Size([math.prod(self.shape)])
 
-    def _moved(self, x: Tensor) -> Tensor:
-        """Return images with channels first, by the rule of `scale_features`."""
-        if self.moves and x.dim() == 3:
-            return x.unsqueeze(1)
-        return x.permute(0, 3, 1, 2) if self.moves and x.dim() == 4 and self.stored[2] <= 4 else x
-
     def forward(self, x: Tensor) -> Tensor:
-        samples = self._moved(x)
+        samples = channels_first(x) if self.moves else x
         if not self.bytes:
             samples = samples.to(self.dtype)
         elif samples.dim() == 4:
@@ -205,7 +196,7 @@ def _finite(samples: Tensor) -> Tensor:
 def _features(model: LoadedModel, shape: tuple[int, ...]) -> nn.Module | None:
     """Return the torch form of the model's feature map, or None if it has none."""
     description = model.description
-    if description["features"]["kind"] == "none" and description["task"] is None:
+    if not model.has_map:
         return None
     if description["features"]["kind"] == "transformers" and len(description["input_shape"] or ()) != 3:
         raise InputError(f"the tokenizer of a text cannot be part of an ONNX graph: {INSTEAD}")
@@ -242,11 +233,7 @@ def _stored_shape(model: LoadedModel) -> tuple[tuple[int, ...], bool]:
 
 
 def _exported(graph: nn.Module, example: Tensor) -> torch.onnx.ONNXProgram:
-    """Export a module with torch.
-
-    Raises:
-        InputError: If torch cannot export it.
-    """
+    """Export a module with torch, or raise an `InputError` with the first cause."""
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level
     exporter.setLevel(logging.ERROR)  # hides warnings about missing optional libraries

@@ -100,7 +100,7 @@ def _planned(view: RunView, terms: Terms, floor: Level | None) -> Plan:
         raise InputError(f"no method can execute this request in this run: {options[0].refused}")
     compared = tuple(option for option in allowed if option.may_be_chosen) or tuple(allowed)
     chosen = choose_method(compared, least) or strongest_option(compared)
-    choice = AutoChoice(chosen, least, compared, reason_of(chosen, compared, least))
+    choice = AutoChoice(least, compared, reason_of(chosen, compared, least))
     return replace(plans[chosen], ways=tuple(options), auto=choice)
 
 

@@ -71,9 +71,8 @@ class MethodOption:
 
 @dataclass(frozen=True)
 class AutoChoice:
-    """Method that `auto` chose, the lowest accepted level, the options compared, and the reason."""
+    """Choice of a method by `auto`: the lowest accepted level, the options compared, and the reason."""
 
-    method: str
     least_level: Level
     compared: tuple[MethodOption, ...]
     reason: str

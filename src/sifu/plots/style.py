@@ -138,14 +138,9 @@ def byte_size(count: float) -> str:
 
 
 def note(axes: Axes, text: str, place: tuple[float, float], offset: tuple[float, float], **options: Any) -> None:
-    """Write small grey text, which is never parsed as mathematics.
+    """Write small grey text, `offset` points (1/72 inch) from a `place` in data coordinates.
 
-    Args:
-        axes: The axes to draw on.
-        text: Text to write.
-        place: Data coordinates of the annotated point.
-        offset: Distance of the text from this point, in points (1/72 inch).
-        **options: Further options of matplotlib's `annotate`.
+    It is never parsed as mathematics; `options` are those of matplotlib's `annotate`.
     """
     chosen: dict[str, Any] = {"fontsize": 8, "color": GREY, "parse_math": False} | options
     axes.annotate(text, place, xytext=offset, textcoords="offset points", **chosen)
@@ -201,12 +196,9 @@ def figure_bytes(figure: Figure, kind: str) -> bytes:
 
 
 def inline_svg(svg: str, name: str, label: str) -> str:
-    """Return an SVG file's content for use inside a page.
+    """Return an SVG file's content for use inside a page, with an escaped `label` for screen readers.
 
-    Args:
-        svg: Content of the SVG file.
-        name: Name of the figure; it prefixes all ids, so that two figures on a page never share an id.
-        label: Text for screen readers, already escaped.
+    The `name` prefixes all ids, so that two figures on a page never share an id.
     """
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", body, flags=re.DOTALL)

@@ -16,7 +16,7 @@ from sifu.api.history import csv_of
 from sifu.core import certificate_words
 from sifu.core.certificate_words import CertificateWords
 from sifu.core.held_out_figures import TRAINING_DATA
-from sifu.core.operator_words import forgotten_words
+from sifu.core.operator_words import forgotten_words, names_words
 from sifu.errors import InputError
 from sifu.plots.style import byte_size, counted, figure_bytes, inline_svg, narrow_figures
 from sifu.report import report_words as words
@@ -55,7 +55,7 @@ def render_page(data: ReportData, drawings: Mapping[str, str]) -> str:
     environment, articles = words.templates("sifu.report"), _articles(data)
     environment.filters.update(moment=words.moment, counted=counted, number=words.number, subject_row=words.subject_row)
     environment.globals.update(words=words, certificate_words=certificate_words)
-    environment.globals["forgotten_words"] = forgotten_words
+    environment.globals.update(forgotten_words=forgotten_words, names_words=names_words)
     return environment.get_template("report.html").render(
         data=data,
         title=data.status.run.rstrip("/").rsplit("/", 1)[-1] or data.run,
@@ -128,11 +128,6 @@ def _small_print(data: ReportData) -> str:
     return f" The latest {len(data.psi_panels)} of {rolled_back:,} requests are drawn; the table has all of them."
 
 
-def _model_name(branch: int, position: int) -> str:
-    where = "training" if branch == 0 else f"request {branch}"
-    return f"{where}, round {position:,}"
-
-
 ROUND_COLUMNS = ("#ε", "#δ", "#σ", "#Ψ", "#Ψ*", "Rolled back to", "#Rounds")
 
 
@@ -148,9 +143,10 @@ def _request_table(data: ReportData) -> tuple[list[str], list[list[str]]]:
 
 def _request_row(request: ReportedRequest) -> Sequence[str]:
     certificate = request.certificate.body if request.certificate else {}
-    went_back = "–" if request.rollback is None else _model_name(*request.rollback)
-    if request.rollback is None and request.done:
-        went_back = "fresh model"
+    went_back = "fresh model" if request.done else "–"
+    if request.rollback is not None:
+        branch, position = request.rollback
+        went_back = f"{f'request {branch}' if branch else 'training'}, round {position:,}"
     return (
         request.request,
         counted(request.records, "record") if request.records else counted(len(request.clients), "client"),

@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from sifu.core.operator_words import names_words
 from sifu.plots.style import counted
 from sifu.report.run_data import ReportData, ReportedRequest
 
@@ -109,15 +110,10 @@ def moment(time: str) -> str:
     return f"{time[:10]} {time[11:16]} UTC" if len(time) == 20 and time.endswith("Z") else time
 
 
-def names(clients: Sequence[str], most: int = 12) -> str:
-    """Return a list of at most `most` names as one string, with the number of names left out."""
-    more = len(clients) - most
-    return ", ".join(clients[:most]) + (f" and {more:,} more (all are in the certificate)" if more > 0 else "")
-
-
 def subject_row(subject: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a row for clients that share a subject in a certificate: their names and figures."""
-    return names(subject.get("clients", []), 4), *(number(subject.get(key)) for key in ("psi", "charge", "budget"))
+    figures = (number(subject.get(key)) for key in ("psi", "charge", "budget"))
+    return names_words(subject.get("clients", []), 4), *figures
 
 
 def number(value: object, digits: int = 6) -> str:
