@@ -175,9 +175,9 @@ class ServedRun:
 
     def refused(self, who: Token) -> list[Line]:
         """Return the requests that were refused or withdrawn before they were in the ledger."""
-        trail = self.remembered(("refused",), lambda: self.run.trail("letter refused", 10**6))
+        events, _ = self.remembered(("refused",), lambda: self.run.trail("letter refused", 10**6))
         refused = []
-        for event in reversed(trail.events):
+        for event in reversed(events):
             content = event.content["content"] or {}
             name, clients, actor = content.get("request"), content.get("clients"), str(content.get("actor"))
             if event.content["kind"] not in ("submitted", "request") or not isinstance(clients, list):
@@ -356,15 +356,16 @@ class ServedRun:
             most: Maximum number of events to return.
         """
         who.demand("examine")
-        trail = self.run.trail(kind, most)
+        latest, count = self.run.trail(kind, most)
         numbers = {line.request.request: line.request.number for line in self.requests(who)}
         events = []
-        for event in trail.events:
+        for event in latest:
             request = event.content.get("request", "")
             name = request.get("request", "") if isinstance(request, dict) else str(request)
             words = {key: str(event.content.get(key, "")) for key in ("actor", "reason")}
-            events.append(vars(event) | words | {"run": self, "number": numbers.get(name), "request": name})
-        return events, trail.count
+            signed = {"hash": event.hash.hex(), "signed": event.signature is not None}
+            events.append(vars(event) | signed | words | {"run": self, "number": numbers.get(name), "request": name})
+        return events, count
 
     def verification(self, who: Token) -> dict[str, Any] | None:
         """Return the result of the last verification by this console, or None."""

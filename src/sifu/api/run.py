@@ -14,10 +14,10 @@ from sifu.api.request_calls import RequestCalls
 from sifu.api.run_requests import Updated, bring_up_to_date
 from sifu.api.safekeeping import back_up, rotate_key
 from sifu.api.status import RunStatus, status_of
-from sifu.api.trail import Trail, trail_of
 from sifu.checking.integrity import check_integrity
 from sifu.checking.verification import Verification, verify_run
 from sifu.choices import MeasuredOn
+from sifu.core.ledger import Event
 from sifu.data.read_once import reading_once
 from sifu.errors import InputError
 from sifu.export.exported_models import export_model, released_module
@@ -168,15 +168,16 @@ class Run(RequestCalls):
             check_seen(reader)
             return progress_of(reader)
 
-    def trail(self, kind: str = "", most: int = 100) -> Trail:
-        """Return the latest events of the record, the last one first.
+    def trail(self, kind: str = "", most: int = 100) -> tuple[list[Event], int]:
+        """Return the latest events of the record, the last one first, and the number of all events of these kinds.
 
         Args:
             kind: Prefix of the event kinds to include, such as "request", or all if empty.
             most: Maximum number of events.
         """
         with self.snapshot() as reader:
-            return trail_of(reader, kind, most)
+            events = [event for event in reversed(reader.events()) if event.kind.startswith(kind)]
+        return events[:most], len(events)
 
     def verify(
         self,
