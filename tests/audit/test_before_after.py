@@ -122,14 +122,12 @@ def test_noise_between_two_releases_names_no_one() -> None:
 def test_releases_that_cannot_be_compared_are_refused() -> None:
     candidates, public = problem("ridge")
     before = ridge(candidates.phi, candidates.targets, 0.01)
-    for after, samples, kind, message in (
-        (before, public, "ridge", "the same head"),
-        (before[:-1], public, "ridge", "two releases of one run"),
-        (before + 1.0, public[:1], "ridge", "needs public samples, found 1"),
-        (before + 1.0, public, "mlp", "a mlp model cannot be compared"),
+    for after, samples, message in (
+        (before, public, "the same head"),
+        (before + 1.0, public[:1], "needs public samples, found 1"),
     ):
         with pytest.raises(InputError, match=message):
-            TwoHeads(before, after, samples, kind)
+            TwoHeads(before, after, samples, "ridge")
 
 
 def test_a_summary_counts_attempts() -> None:

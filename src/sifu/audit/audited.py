@@ -34,7 +34,6 @@ class AuditOptions:
     Attributes:
         subjects: Maximum number of forgotten subjects to replay.
         replays: Number of replays of a release, with and without the client.
-        mistake: Probability that any of the bounds on epsilon is wrong.
         attacks: True to attack the released model, and to compare two releases.
         request: Id of the request whose release is attacked, or None for the last one.
         seed: Seed of the audit's own draws; None draws from the operating system, as certified noise does.
@@ -45,7 +44,6 @@ class AuditOptions:
 
     subjects: int = 16
     replays: int = 100_000
-    mistake: float = 0.001
     attacks: bool = True
     request: str | None = None
     seed: int | None = None

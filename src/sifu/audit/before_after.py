@@ -65,13 +65,6 @@ class TwoHeads:
     """Two heads of one run, (features + 1) x outputs each, and public samples as rows of features with a constant."""
 
     def __init__(self, before: Floats, after: Floats, public: Floats, kind: str, relative: float | None = None) -> None:
-        if kind not in HEAD_KINDS:
-            raise InputError(f"releases of a {kind} model cannot be compared: there are {', '.join(HEAD_KINDS)}")
-        if before.shape != after.shape or before.shape[0] != public.shape[1]:
-            raise InputError(
-                f"the heads before and after have shapes {before.shape} and {after.shape}, the public samples "
-                f"{public.shape[1] - 1} features: give two releases of one run, and samples of its kind"
-            )
         if len(public) < 2:
             raise InputError(f"the attack needs public samples, found {len(public)}: give a file with --public-samples")
         self.before, self.after, self.public, self.kind = before, after, public, kind

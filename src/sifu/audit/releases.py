@@ -33,6 +33,8 @@ from sifu.theory.calibration import gaussian_epsilon
 THRESHOLDS = 400
 """Number of thresholds tried on the first half."""
 FEWEST_REPLAYS = 20
+MISTAKE = 0.001
+"""Probability that any of an audit's bounds on epsilon is wrong."""
 
 
 @dataclass(frozen=True)

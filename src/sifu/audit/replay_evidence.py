@@ -219,20 +219,29 @@ def distance_rows(audited: Audited, watched: Sequence[Watched], evidence: Eviden
     return rows
 
 
-def too_far(rows: Sequence[NodeDistance], evidence: Evidence, slack: float) -> list[NodeDistance]:
-    """Return the nodes whose true distance exceeds Psi; `slack` is a tolerance relative to the model's length."""
-    return [
+def wrong_claims(
+    watched: Watched, rows: Sequence[NodeDistance], edges: Sequence[NoiseEdge], evidence: Evidence, slack: float
+) -> Iterator[str]:
+    """Yield what the replay found wrong with a subject's distances and charges; `slack` is a relative tolerance."""
+    broken = [
         row
         for row in rows
         if not row.distance <= row.psi * (1.0 + slack) + (slack * evidence.lengths[row.node] if row.psi > 0.0 else 0.0)
     ]
+    if broken:
+        worst = max(broken, key=lambda node: node.distance - node.psi)
+        yield (
+            f"the true distance is above Psi at {len(broken)} of {len(rows)} nodes, first at node "
+            f"{broken[0].node}; at node {worst.node} it is {worst.distance:.6g} and Psi is {worst.psi:.6g}"
+        )
+    if watched.request is not None:
+        yield from _wrong_charges(watched, watched.request, edges, evidence, slack)
 
 
-def wrong_charges(watched: Watched, edges: Sequence[NoiseEdge], evidence: Evidence, slack: float) -> Iterator[str]:
+def _wrong_charges(
+    watched: Watched, request: RequestRow, edges: Sequence[NoiseEdge], evidence: Evidence, slack: float
+) -> Iterator[str]:
     """Yield a problem for each noise edge that cost more than was charged, and one for charges above the budget."""
-    request = watched.request
-    if request is None:
-        return
     final = evidence.distances.get((watched.subject, request.final_node or -1))
     if request.noise_std == 0.0 and final:
         yield f"its release is called untouched, but the clients moved it by {final:.6g}"

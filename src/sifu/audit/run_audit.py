@@ -13,7 +13,7 @@ from sifu.audit.before_after import BeforeAfterAttack
 from sifu.audit.compare_releases import RunComparison
 from sifu.audit.exact_releases import ExactAudit, exact_audits
 from sifu.audit.membership import MembershipAudit, attack_release
-from sifu.audit.releases import ReleaseAudit, audit_releases
+from sifu.audit.releases import MISTAKE, ReleaseAudit, audit_releases
 from sifu.audit.replay_evidence import (
     RARE,
     REPLAY_TOLERANCE,
@@ -25,9 +25,8 @@ from sifu.audit.replay_evidence import (
     charged_edges,
     distance_rows,
     gather,
-    too_far,
     watched_subjects,
-    wrong_charges,
+    wrong_claims,
 )
 from sifu.run.devices import engine_kind
 
@@ -197,19 +196,12 @@ def _subject(
     audited: Audited, watched: Watched, subjects: int, rows: list[NodeDistance], evidence: Evidence
 ) -> SubjectAudit:
     edges, slack = charged_edges(audited, watched), SLACK[audited.engine.layout.dtype]
-    findings, options = list[str](), audited.options
-    if broken := too_far(rows, evidence, slack):
-        worst = max(broken, key=lambda node: node.distance - node.psi)
-        findings.append(
-            f"the true distance is above Psi at {len(broken)} of {len(rows)} nodes, first at node "
-            f"{broken[0].node}; at node {worst.node} it is {worst.distance:.6g} and Psi is {worst.psi:.6g}"
-        )
-    findings += wrong_charges(watched, edges, evidence, slack)
-    releases = audit_releases(audited, watched, edges, evidence, options.mistake / subjects)
+    findings = list(wrong_claims(watched, rows, edges, evidence, slack))
+    releases = audit_releases(audited, watched, edges, evidence, MISTAKE / subjects)
     if releases is not None and releases.epsilon_shown > releases.epsilon_certified:
         findings.append(
             f"its releases show an epsilon of at least {releases.epsilon_shown:.4g} (confidence "
-            f"{1.0 - options.mistake:.1%}), {releases.epsilon_certified:g} is the budget"
+            f"{1.0 - MISTAKE:.1%}), {releases.epsilon_certified:g} is the budget"
         )
     if releases is not None and releases.missed:
         audited.notes.append(

@@ -73,20 +73,10 @@ def serve_on_flower(
     tell: Tell = log.info,
     spec: Spec | None = None,
 ) -> list[str]:
-    """Create or continue the run until all work is done.
+    """Create or continue the run until all work is done; return the ids of the executed requests.
 
-    Args:
-        grid: Flower's connection to the nodes.
-        settings: The run config of the app.
-        make_blueprint: Function that makes the training plan from the spec and the clients' profiles.
-        patience: Time limits, by default the limits of the settings.
-        progress: Callback invoked after each round.
-        level: Minimum level of the certificates, by default the level of each request.
-        tell: Callback that receives messages for the operator.
-        spec: Spec to use instead of the file that the settings name.
-
-    Returns:
-        The ids of the executed requests.
+    Time limits and `spec` are those of the settings unless given. `level` is the minimum level of the certificates, by
+    default that of each request.
     """
     folder = Path(settings.run)
     if spec is None:

@@ -68,26 +68,14 @@ def serve(
     after_mail: Callable[[RunWriter], None] | None = None,
     more_mail: Callable[[], bool] = lambda: False,
 ) -> list[str]:
-    """Train until the stop rule holds, and execute requests as they arrive.
+    """Train until the stop rule holds, and execute requests as they arrive; return the ids of the executed requests.
 
     The clients of a request are no longer sampled once it has arrived and, if the spec requires it, is approved. The
     request is executed when the rounds of the previous request are done. After an interruption, a new call continues
     the run.
 
-    Args:
-        run: Run to serve.
-        engine: Engine that trains the clients.
-        linger: Seconds to wait for more requests when all work is done.
-        lock_wait: Seconds to wait for an earlier server that still holds the lock.
-        level: Minimum level of the certificates, by default the level of each request.
-        progress: Callback invoked after each round.
-        tell: Callback that receives messages for the operator.
-        after_mail: Callback invoked before the first round, and after inbox messages were ingested or `more_mail`
-            returned true.
-        more_mail: Function that returns whether other work waits.
-
-    Returns:
-        The ids of the executed requests.
+    It waits `lock_wait` seconds for an earlier server to end, and `linger` seconds for more requests when all work is
+    done. `after_mail` is called before the first round, and after messages were ingested or `more_mail` returned true.
     """
     with _open_patiently(run, lock_wait, tell) as writer:
         check_integrity(writer)
