@@ -135,7 +135,7 @@ def _request_table(data: ReportData) -> tuple[list[str], list[list[str]]]:
     """Return the header and rows of the table of requests; a head in closed form has no noise and no source model."""
     figure = "mean squared error" if data.regression else "accuracy"
     heads = ["Request", "Forgotten", "Level", *ROUND_COLUMNS, f"#Training {figure}"]
-    rows = [[*_request_row(request), data.fit(request.measured.remaining_after)] for request in data.requests]
+    rows = [[*_request_row(request), request.fits["remaining_after"]] for request in data.requests]
     left_out = ROUND_COLUMNS if data.status.closed_form else ()
     chosen = [place for place, head in enumerate(heads) if head not in left_out]
     return [heads[place] for place in chosen], [[row[place] for place in chosen] for row in rows]

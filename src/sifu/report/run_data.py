@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sifu.api.requests import Request
 from sifu.api.status import RunStatus
 from sifu.core.certificate_words import Certificate
 from sifu.core.request_terms import Terms
-from sifu.requests.outcome import Measured
-from sifu.store.projection import EvaluationRow
 from sifu.theory.arrays import Floats, Integers
 
 
@@ -39,7 +38,6 @@ class PsiPanel:
     """
 
     request: str
-    clients: int
     x: Integers
     curves: Floats
     largest: str
@@ -55,27 +53,23 @@ class PsiPanel:
 class ReportedRequest(Request):
     """A request with its results so far: its source model, the rounds since, and the measurements.
 
-    `noise_std` is None before noise is added. `certificate` is the auditor's, once it is issued.
+    `noise_std` is None before noise is added. `fits` has the accuracy or error on the forgotten and on the remaining
+    clients, before and after (`Measured`), as text. `reached` is None without a target or a measurement. `certificate`
+    is the auditor's, once it is issued.
     """
 
     terms: Terms
     noise_std: float | None
     rollback: tuple[int, int] | None
     rounds: int
-    target: float
-    measured: Measured
+    fits: Mapping[str, str]
+    reached: bool | None
     certificate: Certificate | None
 
     @property
     def done(self) -> bool:
         """True if the request was executed, retrained and certified."""
         return self.status == "done"
-
-    @property
-    def reached(self) -> bool | None:
-        """True if the target was reached, False if not, or None without a target or a measurement."""
-        after = self.measured.remaining_after
-        return None if after is None or self.target <= 0 else after.accuracy >= self.target
 
 
 @dataclass(frozen=True)
@@ -104,13 +98,8 @@ class ReportData:
     last_event: str
     ledger_head: str
     public_key: str
-    squared_error_per_loss: float | None = None
-    """Factor that converts the mean loss to the mean squared error, for regression only."""
-
-    @property
-    def regression(self) -> bool:
-        """True if the run predicts real numbers, so that there is no accuracy."""
-        return self.squared_error_per_loss is not None
+    regression: bool
+    """True if the run predicts real numbers, so that there is no accuracy."""
 
     @property
     def forgotten_count(self) -> int:
@@ -125,14 +114,6 @@ class ReportData:
     def records_count(self) -> int:
         """Number of records forgotten above level `none`, from clients that stay."""
         return sum(request.records or 0 for request in self.done if request.level not in (None, "none"))
-
-    def fit(self, evaluation: EvaluationRow | None) -> str:
-        """Return the quality of a model in an evaluation: its accuracy or its mean squared error."""
-        if evaluation is None:
-            return "–"
-        if self.squared_error_per_loss is None:
-            return f"{100 * evaluation.accuracy:.1f} %"
-        return f"{self.squared_error_per_loss * evaluation.loss:.4g}"
 
     @property
     def done(self) -> tuple[ReportedRequest, ...]:

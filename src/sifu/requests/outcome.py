@@ -85,11 +85,6 @@ class Measured:
     remaining_before: EvaluationRow | None
     remaining_after: EvaluationRow | None
 
-    @property
-    def has_accuracy(self) -> bool:
-        """True if the model before the request was evaluated."""
-        return self.forgotten_before is not None or self.remaining_before is not None
-
     @staticmethod
     def of(reader: RunReader, row: RequestRow) -> Measured:
         """Return the evaluations of a request so far."""
