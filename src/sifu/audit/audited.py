@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from sifu.run.held_out import held_out_rows
 from sifu.run.recorded_data import arranged_clients
 from sifu.run.releases import with_noise
 from sifu.run.run_view import RunView
-from sifu.store.reader import joined_remainders
+from sifu.store.reader import joined_remainders, plain_names
 from sifu.store.release_files import released_model, released_node
 
 AuditProgress = Callable[[str, int, int], None]
@@ -88,6 +88,10 @@ class Audited:
     def say(self, certified: bool, sentence: str) -> None:
         """Add a statement that is false."""
         (self.contradictions if certified else self.observations).append(sentence)
+
+    def names(self, clients: Sequence[str]) -> tuple[str, ...]:
+        """Return the names under which people know these clients."""
+        return plain_names(self.reader, clients)
 
     @cached_property
     def data(self) -> Any:

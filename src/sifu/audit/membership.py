@@ -14,7 +14,6 @@ from sifu.audit.audited import Audited
 from sifu.choices import Level
 from sifu.core.method_info import attacker_rate
 from sifu.core.round import keyed_generator
-from sifu.store.reader import plain_names
 from sifu.theory.arrays import Floats
 
 MOST_HELD_OUT = 2000
@@ -79,7 +78,7 @@ def attack_release(audited: Audited) -> MembershipAudit | None:
     if after is None:
         audited.notes.append(f"the model that request {row.request} released is gone: it was not attacked")
         return None
-    names, before = plain_names(audited.reader, row.clients), rate(audited.before)
+    names, before = audited.names(row.clients), rate(audited.before)
     level = cast("Level", row.level or "none")
     bound = attacker_rate(level, row.multiplier) if row.multiplier else None
     return MembershipAudit(row.request, names, forgotten.count, others.count, before, after, bound)

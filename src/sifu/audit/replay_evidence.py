@@ -12,7 +12,6 @@ from sifu.audit.audited import Audited
 from sifu.core.layout import Vector
 from sifu.run.coupled_replay import recorded_noise, recorded_psi, replay_counterfactuals
 from sifu.store.projection import RequestRow
-from sifu.store.reader import plain_names
 from sifu.theory.arrays import Floats
 from sifu.theory.history import PathNode
 from sifu.theory.rollback import Subject
@@ -290,7 +289,7 @@ def watched_subjects(audited: Audited) -> list[Watched]:
     for charge in reader.charges():
         charged[charge.subject] = max(charged.get(charge.subject, 0.0), charge.charge)
     subjects = [
-        Watched(row.subject, row.clients, plain_names(reader, (names[k] for k in row.clients)), requests[row.request])
+        Watched(row.subject, row.clients, audited.names([names[k] for k in row.clients]), requests[row.request])
         for row in reader.subjects()
         if requests[row.request].noise_node is not None
     ]
