@@ -297,7 +297,7 @@ def status_of(view: RunView) -> RunStatus:
     last_noise = next((noise_std for noise_std in reversed(noises) if 0.0 < noise_std < math.inf), None)
     # A head in closed form takes no noise at a request.
     sigma = None if view.regime.solves else privacy.sigma if privacy.sigma != "auto" else last_noise
-    statistics = reader.statistics()
+    statistics, incidents = reader.statistics(), _incidents(reader)
     measured = view.regularities.measured
     return RunStatus(
         run=str(reader.folder),
@@ -331,8 +331,8 @@ def status_of(view: RunView) -> RunStatus:
         budgets=tuple(_budget_of(view, subject) for subject in view.earlier_subjects()),
         inbox=tuple(InboxMessage(message.kind, message.id, message.trouble) for message in messages(reader.folder)),
         refused=_refusals(reader),
-        incidents=_incidents(reader),
-        late=_late(reader),
+        incidents=tuple(incidents[-MOST_TOLD:]),
+        late=_late(incidents),
         rejections=tuple(reader.rejections()),
         requests=tuple(requests_of(reader, view.requests, current_time())),
         groups=groups_of(view),
@@ -394,18 +394,16 @@ def _refusals(reader: RunReader) -> tuple[Refusal, ...]:
     )
 
 
-def _incidents(reader: RunReader) -> tuple[dict[str, Any], ...]:
+def _incidents(reader: RunReader) -> list[dict[str, Any]]:
     """Return the latest incidents in rounds on Flower."""
-    events = reader.latest_events(("incidents",), MOST_TOLD)
-    incidents = [{"time": time} | incident for time, _, content in events for incident in content["incidents"]]
-    return tuple(incidents[-MOST_TOLD:])
+    events = reader.latest_events(("incidents",), LATEST_ROUNDS)
+    return [{"time": time} | incident for time, _, content in events for incident in content["incidents"]]
 
 
-def _late(reader: RunReader) -> dict[str, int]:
-    """Return the number of recent rounds on Flower in which each client was late, largest first."""
+def _late(incidents: list[dict[str, Any]]) -> dict[str, int]:
+    """Return the number of rounds in which each client was late, largest first."""
     rounds: dict[str, set[tuple[int, int]]] = {}
-    for _, _, content in reader.latest_events(("incidents",), LATEST_ROUNDS):
-        for incident in content["incidents"]:
-            if incident["what"].startswith(LATE):
-                rounds.setdefault(incident["client"], set()).add((incident["branch"], incident["round"]))
+    for incident in incidents:
+        if incident["what"].startswith(LATE):
+            rounds.setdefault(incident["client"], set()).add((incident["branch"], incident["round"]))
     return {name: len(missed) for name, missed in sorted(rounds.items(), key=lambda item: (-len(item[1]), item[0]))}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from sifu.choices import Level
@@ -87,13 +86,7 @@ def _planned(view: RunView, terms: Terms, floor: Level | None) -> Plan:
         else:
             options.append(_option(method, plans[name]))
     # Allowed methods come first; among them, certified methods; among these, methods with fewer rounds.
-    options.sort(
-        key=lambda option: (
-            bool(option.refused),
-            option.level == "none",
-            math.inf if option.rounds is None else option.rounds,
-        )
-    )
+    options.sort(key=lambda option: (bool(option.refused), option.level == "none", option.cost))
     least = least_level(terms, floor)
     allowed = [option for option in options if not option.refused]
     if not allowed:

@@ -60,6 +60,11 @@ class MethodOption:
     noise_std: float = 0.0
     may_be_chosen: bool = True
 
+    @property
+    def cost(self) -> float:
+        """Expected rounds, infinite if unknown."""
+        return math.inf if self.rounds is None else self.rounds
+
     def row(self, mark: str) -> tuple[str, str, str, str]:
         """Return the method with a mark, its level, the model it starts from, and its rounds, as text."""
         start = "a fresh model" if self.source_rounds is None else f"round {self.source_rounds}"
@@ -107,7 +112,7 @@ def choose_method(compared: Sequence[MethodOption], least: Level) -> str | None:
     enough = [option for option in compared if LEVELS.index(option.level) >= LEVELS.index(least)]
     exact = min((option for option in enough if option.level == "exact"), key=_preserving, default=None)
     shortest = min((option for option in enough if option.level != "exact"), key=_order, default=None)
-    if exact is not None and (shortest is None or _cost(exact) <= SHORTER * _cost(shortest)):
+    if exact is not None and (shortest is None or exact.cost <= SHORTER * shortest.cost):
         return exact.method
     return None if shortest is None else shortest.method
 
@@ -118,11 +123,7 @@ def strongest_option(compared: Sequence[MethodOption]) -> str:
 
 
 def _order(option: MethodOption) -> tuple[float, int, int]:
-    return _cost(option), -LEVELS.index(option.level), _preserving(option)
-
-
-def _cost(option: MethodOption) -> float:
-    return math.inf if option.rounds is None else option.rounds
+    return option.cost, -LEVELS.index(option.level), _preserving(option)
 
 
 def _preserving(option: MethodOption) -> int:
