@@ -21,11 +21,11 @@ def npz_sections(name: str, source: Path | None, folder: Path, people: int = 0) 
             the spec divide the samples.
     """
     path, dataset = folder / (f"{name}-people.npz" if people else f"{name}.npz"), load(name, source)
-    rows, given = np.arange(len(dataset.y_train)), dataset.client_train
+    rows, given = np.arange(len(dataset.y_train)), None if name == "celeba" else dataset.client_train
     if people:
-        rows = np.argsort(dataset.identity_train, kind="stable")
+        rows = np.argsort(dataset.client_train, kind="stable")
         given, number, first = np.zeros(len(rows), dtype=np.int64), 0, 0
-        ends = np.flatnonzero(np.diff(dataset.identity_train[rows], append=-1)) + 1
+        ends = np.flatnonzero(np.diff(dataset.client_train[rows], append=-1)) + 1
         for end in ends.tolist():
             given[first:end] = number
             if end - first >= people:

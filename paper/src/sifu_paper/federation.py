@@ -54,7 +54,7 @@ class Federation:
 def federation_of(settings: Settings, seed: int, folder: Path | None = None) -> Federation:
     """Return the federation that the settings and the seed describe, from files in `folder`."""
     found = load(settings.dataset, folder)
-    parts = split(settings, found.y_train, found.identity_train, seed)
+    parts = split(settings, found.y_train, found.client_train, seed)
     network = network_named(settings.network, _shape(found.x_train, settings), len(found.classes))
 
     def inputs(images: np.ndarray) -> np.ndarray:

@@ -21,9 +21,9 @@ def test_faces_are_resized_and_sorted_by_person(tmp_path, write_celeba, zipped):
     assert read.x_test.shape == (4, 64, 64, 3)
     for split, part in (("train", 0), ("test", 2)):
         rows = sorted((identity, name, smiling) for name, (smiling, identity, p) in facts.items() if p == part)
-        assert getattr(read, f"identity_{split}").tolist() == [identity for identity, _, _ in rows]
+        assert getattr(read, f"client_{split}").tolist() == [identity for identity, _, _ in rows]
         assert getattr(read, f"y_{split}").tolist() == [smiling for _, _, smiling in rows]
-    assert not set(read.identity_train) & set(read.identity_test)
+    assert not set(read.client_train) & set(read.client_test)
 
 
 def test_a_pixel_is_pillows_bilinear_resize(tmp_path, write_celeba):

@@ -4,7 +4,7 @@ Importing this package loads only numpy; the functions that need torch import it
 """
 
 from sifu.data.client_data import ClientData, from_arrays, from_dataset, from_torch
-from sifu.data.dataset import Dataset, Scale, scale_features
+from sifu.data.dataset import Dataset, scale_features
 from sifu.data.digits import load
 from sifu.data.held_out import contents_of, held_out_rows
 from sifu.data.npz import dataset_of, read_arrays
@@ -14,7 +14,6 @@ __all__ = [
     "KINDS",
     "ClientData",
     "Dataset",
-    "Scale",
     "contents_of",
     "dataset_of",
     "from_arrays",

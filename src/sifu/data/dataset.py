@@ -1,8 +1,7 @@
 """Stored data sets, the fixed constants that turn them into features, and digests of samples.
 
 A certificate's premise is that a client influences nothing but the model's training. A mean or a scale fitted to the
-clients' data would violate this premise. Features are therefore computed from constants only: the largest value of a
-pixel, and published means and deviations.
+clients' data would violate this premise. Features are therefore computed from constants only.
 
 A digest of a client's samples, in order, shows whether a later command reads the data with which the run was created.
 Requests for records name rows by number, so the same rows in another order are different data. If a feature map
@@ -26,15 +25,8 @@ Split = Literal["train", "test"]
 
 NORMALISATIONS: tuple[Normalise, ...] = ("unit", "standard")
 FEATURE_TYPES = ("float32", "float64")
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Constants that normalise a data set: `unit` is x / largest, `standard` is (x / largest - mean) / deviation."""
-
-    largest: float
-    mean: tuple[float, ...] = ()
-    deviation: tuple[float, ...] = ()
+MIDDLE, SPREAD = 0.5, 0.5
+"""Constants of `standard`: the middle and half of the range of scaled bytes."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +43,10 @@ class Dataset:
         x_test: Test samples.
         y_test: Labels of the test samples.
         classes: Names of the classes, or an empty tuple for regression.
-        identity_train: Person shown in each training sample.
-        identity_test: Person shown in each test sample.
         client_train: Client of each training sample, as stated in the user's own file.
         row_ids: Identity of each training sample in the user's own file.
         client_test: Client of each test sample.
-        scale: Constants that convert stored bytes to features, or None.
+        largest: Largest value of a stored byte, or None if it is not known.
     """
 
     name: str
@@ -65,12 +55,10 @@ class Dataset:
     x_test: Array
     y_test: Array
     classes: tuple[str, ...]
-    identity_train: Array | None = None
-    identity_test: Array | None = None
     client_train: Array | None = None
     row_ids: Array | None = None
     client_test: Array | None = None
-    scale: Scale | None = None
+    largest: float | None = None
 
     def __post_init__(self) -> None:
         for split in ("train", "test"):
@@ -85,8 +73,6 @@ class Dataset:
                 f"shape {self.x_test.shape[1:]}; they must agree"
             )
         for field, column, samples in (
-            ("identity_train", self.identity_train, self.y_train.shape[0]),
-            ("identity_test", self.identity_test, self.y_test.shape[0]),
             ("client_train", self.client_train, self.y_train.shape[0]),
             ("row_ids", self.row_ids, self.y_train.shape[0]),
             ("client_test", self.client_test, self.y_test.shape[0]),
@@ -116,21 +102,20 @@ class Dataset:
     ) -> Array:
         """Return the model inputs of a split, or of its `rows`; see `scale_features`."""
         x = self.raw(split)[0]
-        return scale_features(x if rows is None else x[rows], self.scale, dtype=dtype, flat=flat, normalise=normalise)
+        return scale_features(x if rows is None else x[rows], self.largest, dtype=dtype, flat=flat, normalise=normalise)
 
 
 def scale_features(
-    x: Array, scale: Scale | None, *, dtype: str = "float64", flat: bool = True, normalise: Normalise = "unit"
+    x: Array, largest: float | None, *, dtype: str = "float64", flat: bool = True, normalise: Normalise = "unit"
 ) -> Array:
     """Return stored samples as model inputs, scaled by constants only.
 
     Args:
         x: Samples as stored.
-        scale: Constants of their data set. Without them, bytes are divided by 255 and floats are unchanged.
+        largest: Largest value of a stored byte, 255 by default. Floats are unchanged.
         dtype: Type of the inputs, float32 or float64.
         flat: True to flatten each image to one row, in torch's order (C, H, W).
-        normalise: `unit` divides by the largest value that can be stored. `standard` then subtracts the published mean
-            and divides by the published deviation, channel by channel.
+        normalise: `unit` divides bytes by `largest`. `standard` then subtracts `MIDDLE` and divides by `SPREAD`.
 
     Returns:
         One row of inputs per sample, or images (N, C, H, W) if `flat` is False.
@@ -138,11 +123,9 @@ def scale_features(
     Raises:
         InputError: If the samples, the type or the normalisation do not fit the constants.
 
-    >>> scale = Scale(255.0, (0.1307,), (0.3081,))
-    >>> scale_features(np.full((1, 1, 1), 255, dtype=np.uint8), scale)
-    array([[1.]])
-    >>> scale_features(np.zeros((1, 1, 1), dtype=np.uint8), scale, normalise="standard").round(4)
-    array([[-0.4242]])
+    >>> bytes_of = np.array([[[0, 16]]], dtype=np.uint8)
+    >>> scale_features(bytes_of, 16.0), scale_features(bytes_of, 16.0, normalise="standard")
+    (array([[0., 1.]]), array([[-1.,  1.]]))
     """
     if dtype not in FEATURE_TYPES:
         raise InputError(f"feature type {dtype!r} is not supported: write {' or '.join(FEATURE_TYPES)}")
@@ -150,15 +133,18 @@ def scale_features(
         raise InputError(
             f"normalisation {normalise!r} is unknown: write unit (x / largest) or standard (mean and deviation)"
         )
-    if scale is None and normalise != "unit":
+    if largest is None and normalise != "unit":
         raise InputError(
             "these data have no published mean and deviation, so they cannot be standardised without fitting on "
             "clients' data; write normalise = unit, or standardise them beforehand by constants"
         )
     images = channels_first(x)
     if images.dtype == np.uint8:
-        features = _scale_bytes(images, scale or Scale(255.0), np.dtype(dtype), normalise)
-    elif scale is None:
+        # Look every byte up in a table computed in float64.
+        levels = np.arange(256, dtype=np.float64) / (largest or 255.0)
+        levels = levels if normalise == "unit" else (levels - MIDDLE) / SPREAD
+        features = np.ascontiguousarray(levels.astype(dtype)[images])
+    elif largest is None:
         with np.errstate(over="ignore"):  # values that overflow float32 become Inf, which a later check refuses
             features = np.ascontiguousarray(images.astype(dtype))
     else:
@@ -187,22 +173,6 @@ def channels_first(x: Array) -> Array:
     raise InputError(
         f"images of shape {x.shape[1:]} have no axis of 1 to 4 channels; store them as (N, H, W) or (N, H, W, C)"
     )
-
-
-def _scale_bytes(images: Array, scale: Scale, dtype: np.dtype[Any], normalise: Normalise) -> Array:
-    """Return the scaled value of every byte, looked up in a table computed in float64 and rounded to `dtype`."""
-    levels = np.arange(256, dtype=np.float64) / scale.largest
-    if normalise == "unit":
-        return np.ascontiguousarray(levels.astype(dtype)[images])
-    channels = images.shape[1] if images.ndim == 4 else 1
-    if channels != len(scale.mean):
-        raise InputError(f"the images have {channels} channels, but {len(scale.mean)} means are published")
-    if images.ndim != 4:
-        return ((levels - scale.mean[0]) / scale.deviation[0]).astype(dtype)[images]
-    features = np.empty(images.shape, dtype=dtype)
-    for channel, (mean, deviation) in enumerate(zip(scale.mean, scale.deviation, strict=True)):
-        features[:, channel] = ((levels - mean) / deviation).astype(dtype)[images[:, channel]]
-    return features
 
 
 def check_finite(owner: str, field: str, values: Array) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sifu.data.dataset import Dataset, Scale
+from sifu.data.dataset import Dataset
 from sifu.data.npz import read_arrays, read_npz
 from sifu.errors import InputError
 from sifu.theory.arrays import Array, Integers
@@ -21,8 +21,8 @@ DIGITS = "digits"
 FILE = Path(__file__).with_name("digits.npz")
 SAMPLES, TRAIN_SAMPLES, SHAPE = 1797, 1600, (8, 8)
 CLASSES = tuple(str(digit) for digit in range(10))
-SCALE = Scale(16.0, (0.5,), (0.5,))
-"""Constants of the digits. No mean was published, so they are the middle and half of the range."""
+LARGEST = 16.0
+"""Largest pixel."""
 
 
 def load(name: str | Path) -> Dataset:
@@ -34,17 +34,17 @@ def load(name: str | Path) -> Dataset:
     return read_npz(Path(name).expanduser())
 
 
-def scale_of(name: str) -> Scale | None:
-    """Return the constants for the bytes of the data set that a spec names, or None."""
-    return SCALE if name == DIGITS else None
+def largest_of(name: str) -> float | None:
+    """Return the largest value of a stored byte of the data set that a spec names, or None."""
+    return LARGEST if name == DIGITS else None
 
 
 def read_digits() -> Dataset:
     """Return the digits with a fixed split into 1,600 training and 197 test images."""
     images, labels = stored_digits()
-    order = fixed_order(SAMPLES)
+    order = fixed_order()
     train, test = order[:TRAIN_SAMPLES], order[TRAIN_SAMPLES:]
-    return Dataset("digits", images[train], labels[train], images[test], labels[test], CLASSES, scale=SCALE)
+    return Dataset("digits", images[train], labels[train], images[test], labels[test], CLASSES, largest=LARGEST)
 
 
 @cache
@@ -55,13 +55,7 @@ def stored_digits() -> tuple[Array, Integers]:
 
 
 @cache
-def fixed_order(samples: int) -> Integers:
-    """Return a permutation independent of numpy's version: row numbers ordered by their SHA-256.
-
-    >>> fixed_order(5).tolist()
-    [2, 4, 1, 3, 0]
-    """
-    return np.array(
-        sorted(range(samples), key=lambda row: hashlib.sha256(f"sifu digits {row}".encode()).digest()),
-        dtype=np.int64,
-    )
+def fixed_order() -> Integers:
+    """Return a permutation of the images that no version of numpy changes: row numbers ordered by their SHA-256."""
+    order = sorted(range(SAMPLES), key=lambda row: hashlib.sha256(f"sifu digits {row}".encode()).digest())
+    return np.array(order, dtype=np.int64)

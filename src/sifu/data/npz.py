@@ -1,8 +1,7 @@
 """Data sets in a user's own npz files.
 
 The file has `x` and `y`, and optionally `client` (the client of each sample), `x_test`, `y_test` and `classes`. Or it
-has `x_train`, `y_train`, `x_test` and `y_test`, and optionally `classes`, `identity_train` and `identity_test` (the
-person shown in each sample). Nothing is ever unpickled.
+has `x_train`, `y_train`, `x_test` and `y_test`, and optionally `classes`. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -55,8 +54,6 @@ def dataset_of(arrays: dict[str, Array], path: Path, name: str) -> Dataset:
         arrays["x_test"],
         y_test,
         _classes(arrays, y_train, y_test, path),
-        _labels(arrays["identity_train"]) if "identity_train" in arrays else None,
-        _labels(arrays["identity_test"]) if "identity_test" in arrays else None,
         arrays.get("client_train"),
     )
 

@@ -15,8 +15,8 @@ from sifu.core.ledger import read_json
 from sifu.core.operator_words import NPZ, PYTHON, TABLE
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import RIDGE
-from sifu.data.dataset import channels_first
-from sifu.data.digits import DIGITS, SHAPE, scale_of
+from sifu.data.dataset import MIDDLE, SPREAD, channels_first
+from sifu.data.digits import DIGITS, SHAPE, largest_of
 from sifu.data.npz import MOST_CLASSES, stored_samples
 from sifu.data.table import column_names
 from sifu.data.table_coding import TableCoding
@@ -150,14 +150,14 @@ def _input_shape(spec: Spec, stored: dict[str, Any] | None) -> list[int] | None:
 
 def _normalisation(spec: Spec) -> dict[str, Any] | None:
     """Return the divisor of bytes and each channel's mean and deviation, or None if numbers are used unchanged."""
-    scale = scale_of(spec.data.name)
-    if scale is None:
+    largest = largest_of(spec.data.name)
+    if largest is None:
         return {"divide_bytes_by": 255.0, "mean": None, "deviation": None} if spec.data.name == NPZ else None
     centred = spec.data.normalise != "unit"
     return {
-        "divide_bytes_by": scale.largest,
-        "mean": list(scale.mean) if centred else None,
-        "deviation": list(scale.deviation) if centred else None,
+        "divide_bytes_by": largest,
+        "mean": [MIDDLE] if centred else None,
+        "deviation": [SPREAD] if centred else None,
     }
 
 

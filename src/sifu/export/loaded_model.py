@@ -17,7 +17,7 @@ from sifu.core.operator_words import PYTHON
 from sifu.core.spec import IMAGE_FEATURES, LINEAR_KINDS, Spec
 from sifu.core.spec.sections import HEAD_KINDS, ROW_KINDS, FeaturesSpec
 from sifu.data.dataset import scale_features
-from sifu.data.digits import scale_of
+from sifu.data.digits import largest_of
 from sifu.data.feature_maps import FeatureMap
 from sifu.data.feature_maps.build import texts_as_tokens
 from sifu.data.feature_maps.row_maps import LARGEST_INPUT
@@ -214,8 +214,8 @@ class LoadedModel(nn.Module):
         dtype, expected = self.description["dtype"], self.description["input_shape"] or self.row_shape()
         handed_over = self.description["data"] == PYTHON  # samples of clients passed from Python are used unchanged
         if x.dtype == torch.uint8 and not handed_over:
-            scale, normalise = scale_of(self.description["data"]), self.description["normalise"]
-            scaled = scale_features(x.cpu().numpy(), scale, dtype=dtype, flat=self.takes_rows, normalise=normalise)
+            largest, normalise = largest_of(self.description["data"]), self.description["normalise"]
+            scaled = scale_features(x.cpu().numpy(), largest, dtype=dtype, flat=self.takes_rows, normalise=normalise)
             samples = torch.from_numpy(scaled).to(x.device)
         else:
             samples = (x if handed_over else channels_first(x, expected)).to(TORCH_TYPES[dtype])

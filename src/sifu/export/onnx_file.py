@@ -20,7 +20,7 @@ from torch.torch_version import TorchVersion
 
 from sifu.core.operator_words import PYTHON
 from sifu.data.dataset import scale_features
-from sifu.data.digits import scale_of
+from sifu.data.digits import largest_of
 from sifu.data.feature_maps import FeatureMap, PlainInputs, RandomFourier
 from sifu.data.feature_maps.fixed_networks import NetworkFeatures
 from sifu.data.feature_maps.row_maps import FREQUENCY_BITS, INPUT_BITS, LARGEST_INPUT, LARGEST_WHOLE, TURN_BITS
@@ -78,7 +78,7 @@ class _Preparation(nn.Module):
             every = np.arange(256, dtype=np.uint8).reshape(256, 1, 1, 1).repeat(channels, axis=3)
             scaled = scale_features(
                 every,
-                scale_of(description["data"]),
+                largest_of(description["data"]),
                 dtype=description["dtype"],
                 flat=True,
                 normalise=description["normalise"],

@@ -49,7 +49,7 @@ def find(folder: Path) -> Path | None:
 
 
 def read_celeba(folder: Path) -> Dataset:
-    """Read training and test faces, sorted by person, then by image."""
+    """Read training and test faces, sorted by person, then by image; the clients are the people."""
     smiling, identity = _read_attribute(folder / ATTRIBUTES), _read_numbers(folder / IDENTITIES)
     partition = _read_numbers(folder / PARTITIONS)
     for table, file in ((smiling, ATTRIBUTES), (identity, IDENTITIES)):
@@ -71,7 +71,7 @@ def read_celeba(folder: Path) -> Dataset:
             columns = (np.array([table[name] for name in names], dtype=np.int64) for table in (smiling, identity))
             splits.append([images, *columns])
     (x_train, y_train, people), (x_test, y_test, others) = splits
-    return Dataset("celeba", x_train, y_train, x_test, y_test, CLASSES, people, others)
+    return Dataset("celeba", x_train, y_train, x_test, y_test, CLASSES, people, client_test=others)
 
 
 def _read_text(path: Path) -> list[list[str]]:

@@ -1,7 +1,7 @@
 """Subsets of public data sets in one numpy file, with separate images or mosaics.
 
 A subset has `x_train y_train x_test y_test classes`, or image mosaics `x_train_img` and `x_test_img` with `tile` and
-`cols` instead of `x_train` and `x_test`; and `identity_train` and `identity_test` for faces.
+`cols` instead of `x_train` and `x_test`; and `identity_train`, the person who is the client, for faces.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ def read_subset(name: str, path: Path) -> Dataset:
     arrays = read_arrays(path)
     if "tile" in arrays:
         arrays |= open_mosaics(arrays, path)
+    if "identity_train" in arrays:
+        arrays["client_train"] = arrays["identity_train"].astype(np.int64)
     return dataset_of(arrays, path, name)
 
 
