@@ -23,7 +23,7 @@ from sifu.choices import Decided, TermsGiven
 from sifu.core.certificate_words import Certificate, CertificateForm
 from sifu.core.record_commitments import record_commitment
 from sifu.core.request_terms import Terms
-from sifu.data.read_once import reading_once
+from sifu.data.table import reading_once
 from sifu.errors import InputError
 from sifu.methods.registry import also_left_out, plan_request
 from sifu.planning.plan import Plan

@@ -18,7 +18,7 @@ from sifu.checking.integrity import check_integrity
 from sifu.checking.verification import Verification, verify_run
 from sifu.choices import MeasuredOn
 from sifu.core.ledger import Event
-from sifu.data.read_once import reading_once
+from sifu.data.table import reading_once
 from sifu.errors import InputError
 from sifu.export.exported_models import export_model, released_module
 from sifu.requests.erasure import Purge, purge

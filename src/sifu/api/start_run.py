@@ -23,7 +23,7 @@ from sifu.core.spec import Spec
 from sifu.core.spec.sections import NETWORK_FEATURES
 from sifu.data.client_data import is_frame
 from sifu.data.dataset import sample_digest
-from sifu.data.read_once import reading_once
+from sifu.data.table import reading_once
 from sifu.errors import InputError, SifuWarning
 from sifu.run.clients_and_engine import clients_from_spec, columns_of_features, engine_from_spec
 from sifu.run.devices import (

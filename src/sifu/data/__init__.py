@@ -8,10 +8,9 @@ from sifu.data.dataset import Dataset, scale_features
 from sifu.data.digits import load
 from sifu.data.held_out import contents_of, held_out_rows
 from sifu.data.npz import dataset_of, read_arrays
-from sifu.data.partition import KINDS, given_names, partition
+from sifu.data.partition import given_clients, partition
 
 __all__ = [
-    "KINDS",
     "ClientData",
     "Dataset",
     "contents_of",
@@ -19,7 +18,7 @@ __all__ = [
     "from_arrays",
     "from_dataset",
     "from_torch",
-    "given_names",
+    "given_clients",
     "held_out_rows",
     "load",
     "partition",

@@ -1,12 +1,19 @@
-"""Reader of tables: CSV in its dialects or Parquet, with a column for the client or one file per client."""
+"""Reader of tables: CSV in its dialects or Parquet, with a column for the client or one file per client.
+
+Within `reading_once`, a command that needs a table several times parses it once. The parsed table is dropped at the end
+of this block, because clients' rows must not stay in a service's memory.
+"""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -43,6 +50,18 @@ MOST_NAMED = 12
 """Largest number of columns that a message names."""
 UTF_8 = "utf-8"
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_parsed: ContextVar[list[tuple[Any, Dataset]] | None] = ContextVar("parsed", default=None)
+
+
+@contextmanager
+def reading_once() -> Iterator[None]:
+    """Parse each table only once within the block, unless its bytes or its coding change."""
+    parsed = _parsed.get()
+    token = _parsed.set([] if parsed is None else parsed)
+    try:
+        yield
+    finally:
+        _parsed.reset(token)
 
 
 def read_table(path: Path, coding: TableCoding, *, owner: str = "", **options: Any) -> Dataset:
@@ -57,8 +76,27 @@ def read_table(path: Path, coding: TableCoding, *, owner: str = "", **options: A
     Raises:
         InputError: If a file or a column is missing, or a value cannot be coded.
     """
+    parsed = _parsed.get()
+    key = None if parsed is None else (path, _digests(path), _digests(options.get("test_file")), coding, owner, options)
+    for known, dataset in parsed or ():
+        if known == key:
+            return dataset
     tables = _read_tables(path, coding, one_file=bool(owner))
-    return _dataset(f"table:{path.stem}", tables, coding, owner=owner, **options)
+    dataset = _dataset(f"table:{path.stem}", tables, coding, owner=owner, **options)
+    if parsed is not None:
+        parsed.append((key, dataset))
+    return dataset
+
+
+def _digests(path: Path | None) -> list[tuple[str, bytes]]:
+    """Return the name and digest of each file of a table; an empty list if the path is None or does not exist."""
+    if path is None or not path.exists():
+        return []
+    digests = []
+    for file in table_files(path) if path.is_dir() else [path]:
+        with file.open("rb") as stream:
+            digests.append((file.name, hashlib.file_digest(stream, "sha256").digest()))
+    return digests
 
 
 def read_frame(frame: Any, coding: TableCoding, **options: Any) -> Dataset:

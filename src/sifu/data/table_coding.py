@@ -132,25 +132,21 @@ class TableCoding:
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> TableCoding:
         """Return the coding in the description of an exported model."""
+
+        def words_by_column(key: str) -> dict[str, tuple[str, ...]]:
+            return {str(name): tuple(map(str, words)) for name, words in mapping.get(key, {}).items()}
+
+        texts = ("label", "client", "identity", "text", "model", "separator", "encoding")
+        given: dict[str, Any] = {name: str(mapping[name]) for name in texts}
+        given |= {name: tuple(map(str, mapping[name])) for name in ("class_names", "ignored", "header")}
         return cls(
-            label=str(mapping["label"]),
-            client=str(mapping["client"]),
+            **given,
             classes=tuple(tuple(map(str, words)) for words in mapping["classes"]),
-            class_names=tuple(map(str, mapping["class_names"])),
-            categories={str(name): tuple(map(str, words)) for name, words in mapping["categories"].items()},
-            identity=str(mapping["identity"]),
-            ignored=tuple(map(str, mapping["ignored"])),
+            categories=words_by_column("categories"),
             scales={str(name): (float(pair[0]), float(pair[1])) for name, pair in mapping["scales"].items()},
             missing={str(name): None if fill is None else float(fill) for name, fill in mapping["missing"].items()},
-            header=tuple(map(str, mapping["header"])),
-            missing_words={
-                str(name): tuple(map(str, words)) for name, words in mapping.get("missing_words", {}).items()
-            },
-            text=str(mapping.get("text", "")),
-            model=str(mapping.get("model", "")),
-            tokens=int(mapping.get("tokens", 0)),
-            separator=str(mapping.get("separator", ",")),
-            encoding=str(mapping.get("encoding", "utf-8")),
+            missing_words=words_by_column("missing_words"),
+            tokens=int(mapping["tokens"]),
         )
 
     def features_of(self, columns: Sequence[str]) -> list[str]:

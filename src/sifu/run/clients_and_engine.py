@@ -81,33 +81,31 @@ def clients_from_spec(
         device: Device that features are computed on.
         tested: False to ignore a data.test_file that cannot be read; no client trains on its rows.
     """
-    from sifu.data import from_dataset, given_names, partition
+    from sifu.data import from_dataset, given_clients, partition
 
     data = spec.data
     if data.name in WITHOUT_FILES:
         raise InputError(WITHOUT_FILES[data.name])
     if dataset is None:
         dataset = _dataset(spec, tested=tested)
-    given, kind = dataset.client_train, data.partition
-    names, count, samples = None, data.clients, data.samples_per_client or None
+    given, kind, names = dataset.client_train, data.partition, None
     if given is not None:
         if kind not in ("auto", "given"):
             raise InputError(
                 f"{data.file or data.name} names the client of each row: leave data.partition out, found {kind!r}"
             )
-        kind, names = "given", given_names(given)
-        count, samples = len(names), None
+        names, indices = given_clients(given)
     elif kind == "given":
         raise InputError('data.partition = "given" needs an npz file with an array client')
-    indices = partition(
-        "iid" if kind == "auto" else kind,
-        dataset.y_train,
-        count,
-        samples,
-        keyed_generator(spec.seed, "partition"),
-        alpha=data.alpha,
-        given=given,
-    )
+    else:
+        indices = partition(
+            "iid" if kind == "auto" else kind,
+            dataset.y_train,
+            data.clients,
+            data.samples_per_client or None,
+            keyed_generator(spec.seed, "partition"),
+            alpha=data.alpha,
+        )
     clients = from_dataset(dataset, indices, spec.model.array_dtype, takes_rows(spec), data.normalise, names=names)
     return with_features(spec, clients, device)
 
@@ -115,7 +113,7 @@ def clients_from_spec(
 def _dataset(spec: Spec, *, tested: bool = True) -> Any:
     """Return the data set of a spec; without `tested`, a test file that cannot be read is ignored."""
     from sifu.data import load
-    from sifu.data.read_once import read_again
+    from sifu.data.table import read_table
     from sifu.data.table_coding import TableCoding
 
     data = spec.data
@@ -128,11 +126,11 @@ def _dataset(spec: Spec, *, tested: bool = True) -> Any:
     coding = TableCoding.from_spec(data, spec.features, regression=not spec.regime.has_accuracy)
     file, testing = Path(data.file).expanduser(), _testing(data, spec.seed)
     try:
-        return read_again(file, coding, **testing)
+        return read_table(file, coding, **testing)
     except (InputError, OSError):
         if tested or not data.test_file:
             raise
-    return read_again(file, coding, **testing | {"test_file": None})
+    return read_table(file, coding, **testing | {"test_file": None})
 
 
 def _testing(data: DataSpec, seed: int) -> dict[str, Any]:

@@ -25,10 +25,7 @@ from sifu.core.operator_words import TABLE
 from sifu.core.spec import Spec
 from sifu.data.client_data import ClientData
 from sifu.errors import InputError, SifuWarning
-from sifu.run.clients_and_engine import (
-    clients_from_spec,
-    takes_rows,
-)
+from sifu.run.clients_and_engine import clients_from_spec, takes_rows
 from sifu.run.features import FeatureData, with_features, with_samples
 from sifu.run.run_view import RunView
 from sifu.store.reader import Remainder, RunReader, chain_of, joined_remainders, names_now, remainder_to_join
@@ -141,7 +138,7 @@ def clients_of_file(spec: Spec, file: Path, name: str | None, owner: str = "") -
         name: Name of the file's only client, or None if the file names its clients.
         owner: Name that keys the held-out rows of the only client, by default `name`.
     """
-    from sifu.data import from_dataset, given_names, partition
+    from sifu.data import from_dataset, given_clients
 
     dataset = _joining_data(spec, file, owner or name or file.stem)
     given = dataset.client_train
@@ -156,8 +153,7 @@ def clients_of_file(spec: Spec, file: Path, name: str | None, owner: str = "") -
         names: tuple[str, ...] = (str(name),)
         rows: Any = [np.arange(len(dataset.y_train))]
     else:
-        names = given_names(given)
-        rows = partition("given", dataset.y_train, len(names), None, np.random.default_rng(0), given=given)
+        names, rows = given_clients(given)
     clients = from_dataset(dataset, rows, spec.model.array_dtype, takes_rows(spec), spec.data.normalise, names=names)
     return with_features(spec, clients)
 
@@ -165,8 +161,7 @@ def clients_of_file(spec: Spec, file: Path, name: str | None, owner: str = "") -
 def _joining_data(spec: Spec, file: Path, owner: str) -> Any:
     """Return a newcomer file's data set, coded like the run's data; without a client column, all rows are `owner`'s."""
     from sifu.data import load
-    from sifu.data.read_once import read_again
-    from sifu.data.table import ENDINGS, column_names
+    from sifu.data.table import ENDINGS, column_names, read_table
     from sifu.data.table_coding import TableCoding
     from sifu.data.table_keys import split_names
 
@@ -183,7 +178,7 @@ def _joining_data(spec: Spec, file: Path, owner: str) -> Any:
     coding = coding if names_clients else replace(coding, client="")
     testing: dict[str, Any] = {"held_out": spec.data.held_out, "seed": spec.seed}
     columns = split_names(spec.data.columns, "data.columns")
-    dataset = read_again(file, coding, owner="" if names_clients else owner, columns=columns, **testing)
+    dataset = read_table(file, coding, owner="" if names_clients else owner, columns=columns, **testing)
     return dataset if names_clients else replace(dataset, client_train=None)
 
 
