@@ -78,11 +78,6 @@ class StatisticsEngine(Protocol):
         """Fixed-point format of the statistics."""
         ...
 
-    @property
-    def relative_penalty(self) -> float | None:
-        """Relative penalty r, or None for cross-validation."""
-        ...
-
     def reachable(self, clients: Sequence[int]) -> list[int]:
         """Return the clients in `clients` that can be asked for statistics now."""
         ...

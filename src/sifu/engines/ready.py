@@ -20,12 +20,11 @@ from sifu.core.closed_form_engine import head_facts, head_layout, head_profile, 
 from sifu.core.engine import Engine
 from sifu.core.replies import ReplyRules
 from sifu.core.spec import Spec
-from sifu.core.spec.regime import penalty_of
 from sifu.core.spec.sections import LINEAR_KINDS, FeaturesSpec, RidgeSpec
 from sifu.data.feature_maps import CachedFeatures, FeatureMap, fixed_point
 from sifu.data.feature_maps.build import module_of_features, specified_map, texts_as_tokens
 from sifu.engines.plans import Arrays, Instruction, Origin, WirePlan, WireProfile
-from sifu.engines.remote import Blueprint, HeadPlan
+from sifu.engines.remote import Blueprint
 from sifu.engines.sim import (
     LinearModel,
     LocalTraining,
@@ -116,7 +115,6 @@ def _blueprint_of_head(
         preprocessing=preprocessing,
         identity=identity,
     )
-    head = HeadPlan(fixed, penalty_of(ridge, fixed.features))
     of_head = Blueprint(
         layout,
         tuple(head_profile(profile.name, profile.samples) for profile in profiles),
@@ -124,9 +122,9 @@ def _blueprint_of_head(
         lambda branch: np.zeros(layout.size),
         spec.seed,
         plan.to_text(),
+        head=fixed,
     )
-    resolved = replace(spec, **spec.regime.settled("sum", fixed.features))
-    return replace(of_head, head=head), resolved
+    return of_head, replace(spec, **spec.regime.settled("sum", fixed.features))
 
 
 STEPS = ("steps", "batch", "momentum", "weight_decay")

@@ -58,24 +58,12 @@ class MetricNames:
 
 
 @dataclass(frozen=True)
-class HeadPlan:
-    """Configuration of a closed-form head.
-
-    `fixed` is the number format of the statistics, and `relative_penalty` the ratio r that defines lambda (None for
-    cross-validation).
-    """
-
-    fixed: FixedPoint
-    relative_penalty: float | None
-
-
-@dataclass(frozen=True)
 class Blueprint:
     """Server's description of its training: everything an engine needs except the connection to the clients.
 
     `rounding` bounds the floating-point error of a round, given the norm of its starting model and its participants
-    (None if no bound is proven). `plan` is part of every message. `head` is set if clients send statistics for a
-    closed-form head instead of models.
+    (None if no bound is proven). `plan` is part of every message. `head` is the number format of the statistics if
+    clients send these, for a closed-form head, instead of models.
 
     The remaining fields serve clients that were not written for sifu. `carried` holds integer arrays that accompany the
     model unchanged. `config` is added to every message; evaluations use `evaluate_config` instead if it is given.
@@ -95,7 +83,7 @@ class Blueprint:
     evaluate_config: Mapping[str, Any] | None = None
     metrics: MetricNames = MetricNames()
     evaluates: bool = True
-    head: HeadPlan | None = None
+    head: FixedPoint | None = None
 
 
 class RemoteFederation(MayNotEvaluate, LeavesOut, NotesIncidents, RunsGroupRounds, LosesRounds):

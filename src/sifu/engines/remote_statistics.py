@@ -20,7 +20,7 @@ from sifu.core.engine import Position, Reason, Rejection, RoundResult
 from sifu.core.round import RoundSetup
 from sifu.engines.masks import refused_keys
 from sifu.engines.plans import Origin, Sent
-from sifu.engines.remote import ATTEMPTS, Blueprint, HeadPlan, RemoteFederation
+from sifu.engines.remote import ATTEMPTS, Blueprint, RemoteFederation
 from sifu.engines.sim.embedded_heads import checked
 from sifu.errors import InputError, NoClientResponseError, RoundRejectedError
 from sifu.theory.arrays import Words
@@ -36,20 +36,18 @@ BYTES_AT_ONCE = 1 << 28
 class RemoteStatistics(RemoteFederation):
     """`StatisticsEngine` for remote clients that send unmasked statistics."""
 
-    _head: HeadPlan
-
     def _use(self, blueprint: Blueprint) -> None:
         """Use a blueprint; refuse a blueprint whose sums could overflow, before any client sends statistics."""
         if blueprint.head is None:
             raise InputError("these clients train a model in rounds and send no statistics")
-        fixed, samples = blueprint.head.fixed, sum(client.samples for client in blueprint.clients)
+        fixed, samples = blueprint.head, sum(client.samples for client in blueprint.clients)
         if samples > fixed.samples_at_most:
             raise InputError(
                 f"the clients have {samples} samples, but integer sums are exact for at most {fixed.samples_at_most}: "
                 "reduce features.norm"
             )
         super()._use(blueprint)
-        self._head, self.fixed, self.relative_penalty = blueprint.head, fixed, blueprint.head.relative_penalty
+        self.fixed = fixed
 
     @abstractmethod
     def reachable(self, clients: Sequence[int]) -> list[int]:

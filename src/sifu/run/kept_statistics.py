@@ -30,7 +30,6 @@ class KeptStatistics(LacksData):
     def __init__(self, clients: Sequence[ClientProfile], facts: TrainingFacts, layout: ModelLayout, spec: Spec) -> None:
         self.clients, self.facts, self.layout = tuple(clients), facts, layout
         self.fixed = recorded_fixed_point(spec, layout)
-        self.relative_penalty = spec.regime.penalty
         self.absent = frozenset(range(len(self.clients)))
 
     def initial_model(self, branch: int) -> Vector:
