@@ -9,7 +9,7 @@ from typing import Any
 from sifu.choices import LEVELS, TermsGiven
 from sifu.core.operator_words import TABLE
 from sifu.core.request_terms import Terms
-from sifu.core.spec.sections import NETWORK_FEATURES
+from sifu.core.spec.sections import IMAGE_FEATURES
 from sifu.errors import InputError, NotCertifiableError
 from sifu.methods.registry import plan_request
 from sifu.planning.plan import Plan
@@ -101,7 +101,7 @@ def execute(
         raise NotCertifiableError(refusals[0])
     done = [*(name for name in resumed if name not in executed), *executed]
     # Computing a network's features for held-out rows would take far longer than the request itself.
-    measured = not isinstance(engine, KeptStatistics) or view.spec.features.kind not in NETWORK_FEATURES
+    measured = not isinstance(engine, KeptStatistics) or view.spec.features.kind not in IMAGE_FEATURES
     if refusals:
         if measured:
             engines.measure_held_out(writer)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sifu.core.spec import LINEAR_KINDS, Spec
-from sifu.core.spec.sections import NETWORK_FEATURES
+from sifu.core.spec.sections import IMAGE_FEATURES
 from sifu.errors import SifuWarning
 from sifu.run.clients_and_engine import clients_from_spec
 from sifu.theory.calibration import exact_multiplier
@@ -43,7 +43,7 @@ def plan_spec(spec: Spec) -> SpecPlan:
 
 def _row_of(spec: Spec, clients: tuple[Any, ...]) -> tuple[str, str]:
     if spec.regime.solves:
-        if spec.features.kind in NETWORK_FEATURES:
+        if spec.features.kind in IMAGE_FEATURES:
             return (
                 "a head in closed form on deep features",
                 "the spec solves a head on a public network: no round, exact",

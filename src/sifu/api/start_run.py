@@ -20,7 +20,7 @@ from sifu.core.engine import Engine
 from sifu.core.operator_words import PYTHON
 from sifu.core.round import NormalSource
 from sifu.core.spec import Spec
-from sifu.core.spec.sections import NETWORK_FEATURES
+from sifu.core.spec.sections import IMAGE_FEATURES
 from sifu.data.client_data import is_frame
 from sifu.data.dataset import sample_digest
 from sifu.data.table import reading_once
@@ -87,7 +87,7 @@ def open_run(
         if numbers is not None and not spec.regime.solves:
             return built
         # `auto` stays on the device the run began on: a GPU rounds differently, except for heads on other features.
-        bound = not spec.regime.solves or spec.features.kind in NETWORK_FEATURES
+        bound = not spec.regime.solves or spec.features.kind in IMAGE_FEATURES
         with RunReader(Path(folder)) as reader:
             begun_on_cpu = reader.facts.get("engine") == BY_PARTICIPANTS and bound
         return on_device(built, data, spec, "cpu" if device == "auto" and begun_on_cpu else device, trainer)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-SENTENCE_FROM_METHOD = "as stated"
-"""Case of a premise whose sentence is not in this file: its method supplies the sentence as the value `statement`."""
 SENTENCES: dict[str, dict[str, str]] = {
     "arithmetic": {
         "met": "Local steps ran in float64, and a bound on their rounding errors is added to the sensitivity.",
@@ -143,11 +141,8 @@ SENTENCES: dict[str, dict[str, str]] = {
 
 def sentence(name: str, case: str, values: Mapping[str, Any]) -> str:
     """Return the sentence of a premise."""
-    text = "{statement}" if case == SENTENCE_FROM_METHOD else SENTENCES.get(name, {}).get(case)
+    text = SENTENCES.get(name, {}).get(case)
     if text is None:
-        raise ValueError(
-            f"there is no sentence for the premise {name!r}, case {case!r}: add it to SENTENCES, or give the sentence "
-            f"as the value 'statement' of case {SENTENCE_FROM_METHOD!r}"
-        )
+        raise ValueError(f"there is no sentence for the premise {name!r}, case {case!r}: add it to SENTENCES")
     words = text.format(**values)
     return f"{words[0].upper()}{words[1:]}"

@@ -138,13 +138,9 @@ def stream_group_rounds(
     for start in range(position.round, wanted.stop.max_rounds):
         results = run_group_rounds(engine, models, Position(position.branch, start), groups)
         models = [result.model for result in results]
-        together = []
-        for result, members in zip(results, groups, strict=True):
+        for result in results:
             _refuse_not_finite(result, start)
-            looked_at = members if wanted.evaluated is None else wanted.evaluated
-            looks = looked_at.size > 0 and is_evaluated(wanted.stop, start + 1)
-            together.append(_streamed(result, wanted, engine.evaluate(result.model, looked_at) if looks else None))
-        yield together
+        yield [_streamed(result, wanted, None) for result in results]
 
 
 def _refuse_not_finite(result: RoundResult, start: int) -> None:

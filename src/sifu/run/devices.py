@@ -19,7 +19,7 @@ from sifu.choices import Device
 from sifu.core.capabilities import check_capabilities
 from sifu.core.engine import Engine, Position
 from sifu.core.spec import Spec
-from sifu.core.spec.sections import NETWORK_FEATURES, TF32
+from sifu.core.spec.sections import IMAGE_FEATURES, TF32
 from sifu.errors import InputError
 from sifu.theory.facts import BY_PARTICIPANTS, ON_A_GPU, ON_A_REPEATING_GPU, ON_NODES, UNKNOWN, TrainingFacts
 
@@ -45,7 +45,7 @@ def why_no_gpu() -> str | None:
 
 def features_device(spec: Spec, device: str) -> str:
     """Return the device for a trained head's features: a GPU if a network computes them and a GPU is available."""
-    by_network = spec.features.kind in NETWORK_FEATURES and spec.regime.maps_before_training
+    by_network = spec.features.kind in IMAGE_FEATURES and spec.regime.maps_before_training
     return GPU if by_network and device != "cpu" and why_no_gpu() is None else "cpu"
 
 
@@ -70,7 +70,7 @@ def on_device(engine: Engine, clients: Any, spec: Spec, device: str, trainer: st
         return engine
     if not spec.regime.solves:
         return _rounds_on_gpu(engine, clients, spec, device, trainer)
-    if device == "auto" and spec.features.kind not in NETWORK_FEATURES:
+    if device == "auto" and spec.features.kind not in IMAGE_FEATURES:
         return engine
     return cast("ClosedFormFederation", engine).with_features_on(GPU)
 

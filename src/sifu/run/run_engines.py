@@ -16,7 +16,7 @@ from sifu.core.layout import Vector
 from sifu.core.operator_words import FLOWER
 from sifu.core.request_terms import Terms
 from sifu.core.spec import Spec
-from sifu.core.spec.sections import NETWORK_FEATURES
+from sifu.core.spec.sections import IMAGE_FEATURES
 from sifu.data.dataset import sample_digest
 from sifu.errors import InputError, SifuError, SifuWarning
 from sifu.run.clients_and_engine import clients_from_spec, engine_from_spec
@@ -121,7 +121,7 @@ class RunEngines:
             needs_data: True if the requests need clients' data.
         """
         view = RunView(writer)
-        compared = self.given and view.spec.features.kind not in NETWORK_FEATURES
+        compared = self.given and view.spec.features.kind not in IMAGE_FEATURES
         if needs_data or compared or not forgets_from_files(view):
             return self.current(leaving=leaving)
         return KeptStatistics(writer.clients(), view.facts, writer.layout, view.spec)

@@ -1,23 +1,4 @@
-"""Complete spec of a run, parsed from plain values, and the rule for the number of groups and their separate rounds.
-
-Unknown keys, wrong types and values out of range are refused.
-
-If the spec leaves the number S of groups or the number R of their separate rounds open, a rule chooses them. It uses
-only the number of clients, the participation and the largest number of rounds. These are public before training, so the
-premise that groups and separate rounds depend on no client's data stays met (docs/theory.md, section 15.2).
-
-R is a compromise. A separate round is worth nearly as much as a common one, so requests get cheaper the longer groups
-train separately: on CIFAR-10 iid a request took 14, 7 and 7 % of Scratch's rounds after R = 150, 180 and 210 of 240.
-But the first training also needs common rounds: with a fifth of the clients per round it ended 0.9, 1.7 and 2.2 points
-of test accuracy below plain training on CIFAR-10 iid after R = 320, 360 and 400 of 480. R is therefore at most two
-thirds of the largest number of rounds, and at most 150 / sqrt(p) if a share p of the clients takes part.
-
-With S = 10, nine tenths of the training remain after one client leaves; twenty groups were no better. A group needs a
-few participants per round: with a fifth of the clients, ten groups of ten took twice the rounds of five groups of
-twenty; with one client in twenty, five groups took up to two and a half times the rounds of two. A group must also see
-enough of the task: with a hundred classes and a thousand images per group nothing was saved
-(`paper/results/groups.csv`).
-"""
+"""Complete spec of a run, parsed from plain values; unknown keys, wrong types and values out of range are refused."""
 
 from __future__ import annotations
 

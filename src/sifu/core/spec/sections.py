@@ -18,16 +18,13 @@ ROW_KINDS = (*HEAD_KINDS, "mlp")
 """Kinds of models whose samples are rows of numbers, not images."""
 
 IMAGE_FEATURES = ("pretrained", "transformers", "module")
-"""Feature maps of images with values in [0, 1]; `transformers` and `module` may also take other samples."""
+"""Feature maps that networks compute from images with values in [0, 1]; the last two may also take other samples."""
 
 TF32: Final = "tf32"
 """Value of `model.dtype` for float32 models whose products have factors of 10 bits of mantissa."""
 
 PRETRAINED = ("efficientnet-lite0", "efficientnet-lite1", "efficientnet-lite2")
 """Values of `features.model` with `features.kind = "pretrained"`; the first one is the default."""
-
-NETWORK_FEATURES = ("pretrained", "transformers", "module")
-"""Feature maps computed by networks, which a GPU speeds up."""
 
 
 def key(default: Any, comment: str) -> Any:
