@@ -26,7 +26,7 @@ def relative(vector: np.ndarray, other: np.ndarray) -> float:
 
 def both(make_federation, kind: str, **options):
     loop = make_federation(kind, strategy="loop", **options)
-    fast = make_federation(kind, strategy="vectorised", **options)
+    fast = make_federation(kind, strategy="auto", **options)
     start = np.random.default_rng(1).standard_normal(loop.layout.size).astype(loop.layout.dtype)
     return loop, fast, start
 
@@ -137,7 +137,7 @@ def test_steps_of_their_own_agree_with_the_loop_and_with_numpy(
         expected_rates.append(limit / half)
     engines = [
         SimulatedFederation(clients, kind, training, SimulationSettings(strategy=strategy))
-        for strategy in ("loop", "vectorised")
+        for strategy in ("loop", "auto")
     ]
     rates = engines[0].plan.rates
     assert rates == pytest.approx(np.array(expected_rates), rel=1e-6)
@@ -202,7 +202,7 @@ def test_the_loop_is_torch_written_out(make_clients):
         torch.nn.CrossEntropyLoss()(layer(torch.tensor(client.x)), torch.tensor(client.y)).backward()
         optimizer.step()
     expected = np.concatenate([layer.weight.detach().numpy().T.reshape(-1), layer.bias.detach().numpy()])
-    for strategy in ("loop", "vectorised"):
+    for strategy in ("loop", "auto"):
         federation = SimulatedFederation([client], "softmax", training, SimulationSettings(strategy=strategy))
         result = federation.run_round(start, Position(0, 0), np.array([0]))
         assert relative(result.model, expected) < 1e-13

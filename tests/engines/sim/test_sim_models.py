@@ -142,8 +142,6 @@ def test_unusable_models_are_sentences(make_federation):
         LinearModel("logistic", 5, 2)
     with pytest.raises(InputError, match="'zeros' or 'random', found init 'ones'"):
         LinearModel("softmax", 5, 2, init="ones")
-    with pytest.raises(InputError, match="only linear models can be vectorised"):
-        make_federation(model="mlp", strategy="vectorised")
     with pytest.raises(InputError, match="cannot take the samples of client 'client-0'"):
         make_federation(model=ModuleModel(lambda: nn.Linear(9, 3)))
     with pytest.raises(InputError, match=r"outputs of shape \(2,\), 3 are needed"):

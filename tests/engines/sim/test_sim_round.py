@@ -12,7 +12,7 @@ from sifu.errors import InputError, RoundRejectedError
 ALL = np.arange(5)
 
 
-@pytest.mark.parametrize("strategy", ["loop", "vectorised"])
+@pytest.mark.parametrize("strategy", ["loop", "auto"])
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_the_same_round_twice_is_the_same_bits_and_changes_nothing(make_federation, strategy, batch_size):
     options = {"strategy": strategy, "batch_size": batch_size, "momentum": 0.5, "features": 40, "rate": 0.01}
@@ -40,7 +40,7 @@ def test_batches_depend_on_the_position(make_federation):
 def test_later_changes_to_the_data_have_no_effect(make_clients):
     from sifu.engines.sim import SimulatedFederation, SimulationSettings
 
-    for strategy in ("loop", "vectorised"):
+    for strategy in ("loop", "auto"):
         clients = make_clients("softmax", sizes=(4, 6))
         federation = SimulatedFederation(
             clients, "softmax", LocalTraining(0.1, 3), SimulationSettings(strategy=strategy)
@@ -128,7 +128,7 @@ def test_fixed_participation_takes_the_count_or_whoever_is_left(make_federation)
     assert federation.run_round(start, Position(0, 0), np.array([1])).participants.tolist() == [1]
 
 
-@pytest.mark.parametrize("strategy", ["loop", "vectorised"])
+@pytest.mark.parametrize("strategy", ["loop", "auto"])
 def test_taking_a_client_out_leaves_the_others_local_models(make_federation, strategy):
     """Removing a client from a round keeps the other participants and their local models."""
     federation = make_federation(strategy=strategy, batch_size=3, momentum=0.5, participation="poisson(0.8)")
@@ -164,7 +164,7 @@ def test_batches_walk_permutations_and_end_them_with_a_smaller_one():
     ]
 
 
-@pytest.mark.parametrize("strategy", ["loop", "vectorised"])
+@pytest.mark.parametrize("strategy", ["loop", "auto"])
 def test_a_diverging_client_is_named_and_the_round_rejected(make_federation, strategy):
     """Safe steps never diverge, so the model that the round starts from is too large for float64."""
     federation = make_federation("least_squares", sizes=(3, 3, 3), steps=4, strategy=strategy, outputs=1)
@@ -177,7 +177,7 @@ def test_one_diverging_client_among_many_is_found(make_clients):
 
     clients = make_clients("least_squares", sizes=(3, 4, 5), outputs=1)
     clients[1].x = clients[1].x * 1e80
-    for strategy in ("loop", "vectorised"):
+    for strategy in ("loop", "auto"):
         federation = SimulatedFederation(
             clients, "least_squares", LocalTraining(1e-3, 3), SimulationSettings(strategy=strategy)
         )

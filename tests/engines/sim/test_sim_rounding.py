@@ -84,7 +84,7 @@ def errors_over_allowance(seed: int, make_clients, strategy: str) -> float:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["loop", "vectorised"])
+@pytest.mark.parametrize("strategy", ["loop", "auto"])
 def test_the_allowance_covers_every_round_and_is_not_beyond_all_measure(make_clients, strategy):
     """240 random rounds stay below the allowance; a hundred-thousandth of it would not suffice (the control).
 

@@ -4,7 +4,7 @@ from sifu.engines.sim.embedded_clients import ClientData
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import LinearModel, Model, ModuleModel, make_model
 from sifu.engines.sim.networks import ConvNet, Convolution
-from sifu.engines.sim.simulator import SimulatedFederation, SimulationSettings, Strategy
+from sifu.engines.sim.simulator import SimulatedFederation, SimulationSettings
 
 __all__ = [
     "ClientData",
@@ -16,6 +16,5 @@ __all__ = [
     "ModuleModel",
     "SimulatedFederation",
     "SimulationSettings",
-    "Strategy",
     "make_model",
 ]

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sifu.data.dataset import check_finite
 from sifu.errors import InputError
 from sifu.theory.arrays import Array
 
@@ -191,7 +192,7 @@ def check_clients(
             raise InputError(f"client {client.name!r} has {samples} samples but targets of shape {np.shape(client.y)}")
         with np.errstate(over="ignore"):
             x = np.ascontiguousarray(client.x, dtype=dtype)
-        _refuse_not_finite(client.name, "samples", x)
+        check_finite(f"client {client.name!r}", "x", x)
         y = _targets(client, objective, outputs, dtype)
         checked.append(CheckedClient(client.name, x.reshape(samples, -1) if flat else x, y))
     return tuple(checked)
@@ -199,7 +200,7 @@ def check_clients(
 
 def _targets(client: ClientData, objective: Objective, outputs: int, dtype: str) -> Array:
     y = np.asarray(client.y)
-    _refuse_not_finite(client.name, "targets", y)
+    check_finite(f"client {client.name!r}", "y", y)
     if not objective.labels:
         if y.reshape(y.shape[0], -1).shape[1] != outputs:
             raise InputError(
@@ -207,7 +208,7 @@ def _targets(client: ClientData, objective: Objective, outputs: int, dtype: str)
             )
         with np.errstate(over="ignore"):
             values = y.reshape(y.shape[0], outputs).astype(dtype)
-        _refuse_not_finite(client.name, "targets", values)
+        check_finite(f"client {client.name!r}", "y", values)
         return values
     classes = 2 if objective.name == "logistic" else outputs
     if y.size != y.shape[0]:
@@ -220,12 +221,3 @@ def _targets(client: ClientData, objective: Objective, outputs: int, dtype: str)
             f"the first is {y.reshape(-1)[wrong][0]}"
         )
     return labels
-
-
-def _refuse_not_finite(name: str, what: str, values: Array) -> None:
-    if np.issubdtype(values.dtype, np.inexact):
-        bad = values.size - int(np.count_nonzero(np.isfinite(values)))
-        if bad:
-            raise InputError(
-                f"client {name!r} has {bad} values in its {what} that are NaN or infinite; repair or leave them out"
-            )

@@ -11,7 +11,8 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -103,18 +104,12 @@ class ModuleModel:
     factory: Callable[[], nn.Module]
     kind: ObjectiveName = "softmax"
     custom_loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    initial_source: str = MADE_BY_OPERATOR
     smooth = False
     outside: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.kind not in OBJECTIVES:
             raise InputError(f"targets are read as one of {sorted(OBJECTIVES)}, found kind {self.kind!r}")
-        if self.initial_source != MADE_BY_OPERATOR and (self.custom_loss or not is_sifus(self.factory)):
-            raise InputError(
-                f"initial_source = {self.initial_source!r} is only for models of sifu: leave it out for a factory or a "
-                "loss of your own"
-            )
         try:
             module = self._made(0)
         except TypeError as error:
@@ -134,6 +129,11 @@ class ModuleModel:
                 "fresh ones. Make a new module in every call, or return copy.deepcopy(module)"
             )
         object.__setattr__(self, "outside", _outside_the_theory(module))
+
+    @property
+    def initial_source(self) -> str:
+        """Origin of the initial model (`TrainingFacts.initial`)."""
+        return DRAWN_FROM_SEED if is_sifus(self.factory) and self.custom_loss is None else MADE_BY_OPERATOR
 
     @property
     def conv_net(self) -> ConvNet | None:
@@ -175,21 +175,9 @@ class ModuleModel:
             return self.factory()
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Factory that compares equal if function and arguments are equal, so that lanes can share a program."""
-
-    make: Callable[..., nn.Module]
-    arguments: tuple[Any, ...]
-
-    def __call__(self) -> nn.Module:
-        """Make the module."""
-        return self.make(*self.arguments)
-
-
 def is_sifus(factory: Callable[[], nn.Module]) -> bool:
     """Return whether a factory makes one of sifu's own networks, which keep no state between clients."""
-    return type(factory) is ConvNet or (type(factory) is Recipe and factory.make is mlp)
+    return type(factory) is ConvNet or (type(factory) is partial and factory.func is mlp)
 
 
 Model = LinearModel | ModuleModel
@@ -200,22 +188,16 @@ def make_model(
 ) -> Model:
     """Make the model that a spec names.
 
-    Returns:
-        The model.
-
     Raises:
         InputError: If the name is unknown or the shape does not fit the model.
     """
     if name in OBJECTIVES:
         return LinearModel(name, math.prod(input_shape), outputs, init)  # type: ignore[arg-type]
     if name == "cnn":
-        network = cnn(image_shape(name, tuple(input_shape)), outputs)
-        return ModuleModel(network, initial_source=DRAWN_FROM_SEED)
+        return ModuleModel(cnn(image_shape(name, tuple(input_shape)), outputs))
     if name == "mlp":
-        recipe = Recipe(mlp, (tuple(input_shape), outputs, HIDDEN_UNITS))
-        return ModuleModel(recipe, initial_source=DRAWN_FROM_SEED)
-    names = [*OBJECTIVES, "mlp", "cnn"]
-    raise InputError(f"model {name!r} is unknown: use one of {', '.join(names)}")
+        return ModuleModel(partial(mlp, tuple(input_shape), outputs, HIDDEN_UNITS))
+    raise InputError(f"model {name!r} is unknown: use one of {', '.join((*OBJECTIVES, 'mlp', 'cnn'))}")
 
 
 def module_of_model(model: Model, is_pure: bool) -> str:

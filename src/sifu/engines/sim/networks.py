@@ -185,26 +185,10 @@ class ConvNet:
     linear_layers: tuple[LinearLayer, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if len(self.input_shape) != 3 or min(self.input_shape) < 1:
-            raise InputError(
-                f"a convolutional network takes images (channels, height, width), found {self.input_shape}"
-            )
-        if not self.convolutions or min((*self.hidden, self.outputs)) < 1:
-            raise InputError(
-                "a convolutional network needs one convolution at least, and at least 1 unit in every layer; found "
-                f"{len(self.convolutions)} convolutions, hidden layers {self.hidden} and {self.outputs} outputs"
-            )
-        if not 0.0 <= self.dropout < 1.0:
-            raise InputError(f"dropout must be at least 0 and below 1, found {self.dropout}")
         channels, height, width = self.input_shape
         at = 0
         layers: list[ConvLayer] = []
         for number, convolution in enumerate(self.convolutions, 1):
-            if convolution.channels_out < 1 or convolution.padding < 0:
-                raise InputError(
-                    f"convolution {number} needs channels and padding that is not negative, found "
-                    f"{convolution.channels_out} channels and padding {convolution.padding}"
-                )
             layer = ConvLayer(channels, height_in=height, width_in=width, weight_at=at, **asdict(convolution))
             if min(layer.height_out, layer.width_out) < 1:
                 raise InputError(
@@ -271,15 +255,7 @@ class ConvNetModule(nn.Module):
 
 
 def image_shape(name: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return the image shape as (channels, height, width).
-
-    Args:
-        name: Name of the model, for the error message.
-        input_shape: Shape of a sample: (height, width) or (channels, height, width).
-
-    Raises:
-        InputError: If samples are not images.
-    """
+    """Return the shape of images as (channels, height, width); the error for other samples names the model."""
     if len(input_shape) == 2:
         return (1, input_shape[0], input_shape[1])
     if len(input_shape) != 3:

@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sifu.core.engine import Engine
 from sifu.core.layout import Vector
 from sifu.engines.sim.embedded_heads import ClosedFormFederation
 from sifu.engines.sim.models import Model, load_state
-from sifu.errors import InputError
 from sifu.theory.arrays import Array, Floats, Integers
 
 CHUNK = 4096
@@ -39,11 +37,6 @@ class Scorer:
         self._model, self._dtype = model, dtype
         self._module = model.build(dtype).eval()
 
-    @property
-    def labels(self) -> bool:
-        """True if targets are classes."""
-        return self._model.objective.labels
-
     def outputs(self, vector: Vector, x: Array) -> Floats:
         """Return the model's scores, one row per sample."""
         inputs = torch.tensor(np.ascontiguousarray(x, dtype=self._dtype))
@@ -54,15 +47,10 @@ class Scorer:
 
     def losses(self, vector: Vector, samples: Samples) -> Floats:
         """Return the loss of each sample."""
-        scores, encoded = self._encoded(vector, samples)
-        return np.asarray(self._model.objective.row_loss(scores, encoded).numpy())
-
-    def accuracy(self, vector: Vector, samples: Samples) -> float:
-        """Return the share of correct predictions, or NaN for real targets or without samples."""
-        if not self.labels or samples.count == 0:
-            return float("nan")
-        scores, encoded = self._encoded(vector, samples)
-        return float(self._model.objective.hits(scores, encoded).double().mean())
+        scores = torch.from_numpy(self.outputs(vector, samples.x))
+        objective, targets = self._model.objective, torch.from_numpy(np.ascontiguousarray(samples.y))
+        encoded = objective.encode(targets, scores.shape[1], torch.float64)
+        return np.asarray(objective.row_loss(scores, encoded).numpy())
 
     def predictions(self, vector: Vector, x: Array) -> Integers:
         """Return the predicted class of each sample."""
@@ -73,7 +61,7 @@ class Scorer:
 
     def probabilities(self, vector: Vector, x: Array) -> Floats | None:
         """Return the class probabilities, one row per sample, or None if the model gives none."""
-        if not self.labels:
+        if not self._model.objective.labels:
             return None
         scores = self.outputs(vector, x)
         if scores.shape[1] == 1:
@@ -90,27 +78,12 @@ class Scorer:
         """Return the predictions of real-valued targets, one row per sample, in the unit of the targets."""
         return self.outputs(vector, x)
 
-    def _encoded(self, vector: Vector, samples: Samples) -> tuple[Tensor, Tensor]:
-        """Return the scores and the encoded targets, one row per sample."""
-        scores = torch.from_numpy(self.outputs(vector, samples.x))
-        targets = torch.from_numpy(np.ascontiguousarray(samples.y))
-        classes = max(2, scores.shape[1])
-        if self.labels and samples.count and not 0 <= int(samples.y.min()) <= int(samples.y.max()) < classes:
-            found = f"{int(samples.y.min())}..{int(samples.y.max())}"
-            raise InputError(f"labels must lie in 0..{classes - 1}, found labels in {found}")
-        return scores, self._model.objective.encode(targets, scores.shape[1], torch.float64)
-
 
 class HeadScorer(Scorer):
     """Scorer of a closed-form head; its inputs are samples before the feature map."""
 
     def __init__(self, engine: ClosedFormFederation) -> None:
         self._engine = engine
-
-    @property
-    def labels(self) -> bool:
-        """True if targets are classes."""
-        return self._engine.targets.task == "classification"
 
     def outputs(self, vector: Vector, x: Array) -> Floats:
         """Return the predicted targets, one row per sample."""
@@ -120,12 +93,6 @@ class HeadScorer(Scorer):
         """Return the squared error of each sample."""
         wrong = self.outputs(vector, samples.x) - self._engine.targets.encode(np.asarray(samples.y))
         return np.asarray(np.sum(wrong * wrong, axis=1))
-
-    def accuracy(self, vector: Vector, samples: Samples) -> float:
-        """Return the share of correct predictions, or NaN for tasks other than classification or without samples."""
-        if not self.labels or samples.count == 0:
-            return float("nan")
-        return float(np.mean(self.predictions(vector, samples.x) == np.asarray(samples.y)))
 
     def predictions(self, vector: Vector, x: Array) -> Integers:
         """Return the predicted class of each sample."""

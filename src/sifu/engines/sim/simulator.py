@@ -61,8 +61,6 @@ from sifu.theory.facts import (
 from sifu.theory.participation import ClientIndices, Participation, Places, base_key
 from sifu.theory.rounding import norm_up
 
-Strategy = Literal["auto", "loop", "vectorised"]
-
 
 def training_facts(model: Model, training: LocalTraining, rules: ReplyRules, **others: Any) -> TrainingFacts:
     """Return the training facts that follow from a model, its local training and the server's rules."""
@@ -83,8 +81,6 @@ def _trainer(
     """Return the trainer of a model for the chosen strategy: a `LoopTrainer` or an object with the same methods."""
     if settings.strategy != "loop" and isinstance(model, LinearModel):
         return VectorisedTrainer(model, clients, plan)
-    if settings.strategy == "vectorised":
-        raise InputError("only linear models can be vectorised; use strategy auto or loop for a module")
     if by.kernels is not None and isinstance(model, ModuleModel):
         return by.kernels.cpu_trainer(model.conv_net, clients, plan)
     return LoopTrainer(model, clients, plan, settings.device)
@@ -108,7 +104,7 @@ class SimulationSettings:
         dtype: Number format of models; `tf32` models are float32, and only another trainer trains them.
         seed: Public seed of all draws.
         strategy: `auto` trains many clients of a linear model at once, and any other model one client at a time
-            unless `trainer` is another package. `loop` always trains one client at a time; `vectorised` never does.
+            unless `trainer` is another package. `loop` always trains one client at a time.
         trainer: Trainer that a run recorded, or None for the best trainer here (`who_trains`).
         device: Device of the loop.
         preprocessing: Preprocessing of the samples (`TrainingFacts`).
@@ -126,7 +122,7 @@ class SimulationSettings:
     participation: Participation = Participation("all")
     dtype: Literal["float64", "float32", "tf32"] = "float64"
     seed: int = 0
-    strategy: Strategy = "auto"
+    strategy: Literal["auto", "loop"] = "auto"
     trainer: str | None = None
     device: str = "cpu"
     preprocessing: str = UNKNOWN
@@ -141,8 +137,6 @@ class SimulationSettings:
     def __post_init__(self) -> None:
         if self.dtype not in (*TORCH_TYPES, TF32):
             raise InputError(f"models are float64, float32 or tf32, found dtype {self.dtype!r}")
-        if self.strategy not in ("auto", "loop", "vectorised"):
-            raise InputError(f"the strategy must be auto, loop or vectorised, found {self.strategy!r}")
 
     def numbers_of(self, clients: int) -> ClientIndices:
         """Return the indices that key the clients' draws.
