@@ -42,7 +42,6 @@ from sifu.engines.sim import (
     ModuleModel,
     SimulatedFederation,
     SimulationSettings,
-    Strategy,
 )
 from sifu.theory.participation import Participation
 from sifu.theory.rollback import crosses_a_level, level_ladder
@@ -79,7 +78,7 @@ def one_class_each(x: np.ndarray, y: np.ndarray, count: int, samples: int) -> li
     return [Client(f"{i}", x[order[s : s + samples]], y[order[s : s + samples]]) for i, s in enumerate(starts)]
 
 
-def setting_a(x: np.ndarray, y: np.ndarray, dtype: str, strategy: Strategy) -> SimulatedFederation:
+def setting_a(x: np.ndarray, y: np.ndarray, dtype: str, strategy: Any) -> SimulatedFederation:
     """Return setting A: 10 of 100 clients, one class each, K = 10, full batches of 100."""
     return SimulatedFederation(
         one_class_each(x, y, 100, 100),

@@ -8,11 +8,11 @@ from peers.workloads import Setting, Workload
 
 from sifu.core.engine import Engine, Position, RoundResult
 from sifu.core.layout import ModelLayout, Vector
+from sifu.core.premises import MeasuredRegularity
 from sifu.core.spec import Spec
 from sifu.data import ClientData
 from sifu.engines.sim import ConvNet, Convolution, ModuleModel
 from sifu.run.clients_and_engine import engine_from_spec
-from sifu.run.regularities import Regularities
 from sifu.run.training import levels_to_keep
 from sifu.theory.participation import ClientIndices
 from sifu.theory.rollback import crosses_a_level, thin
@@ -74,7 +74,7 @@ class Tracking:
 
     def __init__(self, engine: Engine, spec: Spec, first: Vector) -> None:
         self._tracker = SensitivityTracker(len(engine.clients))
-        self._regularities = Regularities.of(engine.clients, engine.facts, spec)
+        self._regularity = MeasuredRegularity.of(engine.clients, engine.facts, spec)
         self._levels, self._limit = levels_to_keep(spec), spec.keep.models
         self._everyone = np.arange(len(engine.clients))
         self._root = first.astype(np.float64)
@@ -90,7 +90,7 @@ class Tracking:
             result.drifts,
             result.mean_shift,
             result.rounding,
-            factors=self._regularities.factors[who],
+            factors=self._regularity.factors[who],
         )
         watched = who if scalars.absent_contraction == 1.0 else self._everyone
         psi_before = self._tracker.total(watched)

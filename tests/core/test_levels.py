@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +38,7 @@ BEST_FACTS = TrainingFacts(
     initial=DRAWN_FROM_SEED,
     engine=BY_PARTICIPANTS,
 )
-MEASURED = MeasuredRegularity("convex", 1.0)
+MEASURED = MeasuredRegularity("convex", np.ones(1))
 BEST: dict[str, Any] = {
     "noise": "system",
     "largest_psi": 1.0,
@@ -84,7 +85,7 @@ def test_an_assumption_is_conditional_and_listed(name: str) -> None:
 
 
 def test_assumed_regularity_is_conditional_and_says_which_factor() -> None:
-    measured = MeasuredRegularity("assumed", 1.0, assumed_factor=1.0)
+    measured = MeasuredRegularity("assumed", np.ones(1), assumed_factor=1.0)
     assert level(measured=measured) == "conditional"
     assert "B = 1;" in collect_premises(BEST_FACTS, measured, **BEST)[0].statement
 
@@ -200,7 +201,7 @@ def test_control_a_level_that_ignores_the_participation_is_caught() -> None:
 
 def test_statements_hold_no_figures_of_clients_data() -> None:
     """Public statements contain no figures from clients' data; P_i is only in the auditor's detail."""
-    measured = MeasuredRegularity("strongly convex", 0.57721566)
+    measured = MeasuredRegularity("strongly convex", np.array([0.5, 0.57721566]))
     for premise in collect_premises(replace(BEST_FACTS, local_rate=0.0123456789), measured, **BEST):
         assert "0.577" not in premise.statement
     assert "0.57721566" in collect_premises(BEST_FACTS, measured, **BEST)[0].detail

@@ -109,11 +109,6 @@ def test_a_set_without_test_samples_has_features_of_the_right_width():
     assert images.shape == (0, 3072)
 
 
-def test_an_unknown_split_is_refused():
-    with pytest.raises(InputError, match="split 'validation' is unknown"):
-        make().raw("validation")
-
-
 def test_the_digits_are_those_that_scikit_learn_loads():
     from sklearn.datasets import load_digits
 

@@ -258,7 +258,7 @@ def test_every_kind_of_training_forgets_and_verifies(tmp_path: Path, name: str) 
     local = {"rate": 0.03, **sections.get("local", {})}
     run = sifu.train(small_spec(stop={"max_rounds": rounds}, **{**sections, "local": local}), run=tmp_path / "run")
     reader = run.reader()
-    assert RunView(reader).regularities.measured.kind == regularity
+    assert RunView(reader).regularity.kind == regularity
     reader.close()
     # Just enough noise for the last model, so that noise determines the level and not an exact restart.
     probe = run.plan(["client-000", "client-001"], sigma=1e9)

@@ -18,6 +18,7 @@ from sifu.choices import Device
 from sifu.core.client_names import check_lookalikes, check_names
 from sifu.core.engine import Engine
 from sifu.core.operator_words import PYTHON
+from sifu.core.premises import MeasuredRegularity
 from sifu.core.round import NormalSource
 from sifu.core.spec import Spec
 from sifu.core.spec.sections import IMAGE_FEATURES
@@ -36,7 +37,6 @@ from sifu.run.devices import (
 from sifu.run.engine_check import BuiltEngine, check_as_specified
 from sifu.run.given import ClientsGiven, ModelGiven, as_clients, as_model, check_names_differ
 from sifu.run.recorded_data import clients_again
-from sifu.run.regularities import Regularities
 from sifu.run.run_engines import Arrange, Numbers, shown_digests
 from sifu.run.training import ProgressCallback
 from sifu.store.database import DATABASE
@@ -211,7 +211,7 @@ def create_run(
     """Create an untrained run with the clients of an engine."""
     check_names([client.name for client in engine.clients])
     check_lookalikes(client.name for client in engine.clients)
-    Regularities.of(engine.clients, engine.facts, resolved)  # fail if Psi can never be tracked
+    MeasuredRegularity.of(engine.clients, engine.facts, resolved)  # fail if Psi can never be tracked
     new = NewRun(
         given.to_mapping(),
         resolved.to_mapping(),

@@ -298,7 +298,7 @@ def status_of(view: RunView) -> RunStatus:
     # A head in closed form takes no noise at a request.
     sigma = None if view.regime.solves else privacy.sigma if privacy.sigma != "auto" else last_noise
     statistics, incidents = reader.statistics(), _incidents(reader)
-    measured = view.regularities.measured
+    measured = view.regularity
     return RunStatus(
         run=str(reader.folder),
         phase=reader.phase,

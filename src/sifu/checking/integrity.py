@@ -86,7 +86,7 @@ def check_rounds(reader: RunReader) -> Iterator[str]:
         if extra:
             yield f"rounds: {extra} rows of {table} are in no event of the ledger"
     view = RunView(reader)
-    factors_of = view.regularities.factors
+    factors_of = view.regularity.factors
     samples_of = np.array([client.samples for client in view.clients], dtype=np.int64)
     for node in reader.nodes():
         part = everyone.between(node.node, node.node)

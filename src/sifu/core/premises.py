@@ -20,9 +20,10 @@ from sifu.core.premise_sentences import sentence
 from sifu.core.round import NoiseSource
 from sifu.core.spec import Spec
 from sifu.theory import facts as fact
-from sifu.theory.facts import TrainingFacts, decides_rounds
+from sifu.theory.arrays import Floats
+from sifu.theory.facts import ClientProfile, TrainingFacts, decides_rounds
 from sifu.theory.merging import STRETCH
-from sifu.theory.regularity import RegularityClass
+from sifu.theory.regularity import RegularityClass, classify, client_factors
 
 Status = Literal["met", "trusted", "assumed", "failed"]
 
@@ -225,11 +226,22 @@ def noise_premise(noise: str) -> Premise:
 
 @dataclass(frozen=True)
 class MeasuredRegularity:
-    """Regularity class of a run, with the figures that determined it."""
+    """Regularity class of a run, with the expansion P_i of every client and the assumed one, if any."""
 
     kind: RegularityClass
-    largest_factor: float
+    factors: Floats
     assumed_factor: float | None = None
+
+    @staticmethod
+    def of(clients: Sequence[ClientProfile], facts: TrainingFacts, spec: Spec) -> MeasuredRegularity:
+        """Return the regularity from the expansions that the clients reported, or that the spec assumes.
+
+        Raises:
+            InputError: If an expansion is unknown, or one that safe steps cannot have.
+        """
+        assumed = spec.regularity.factor if spec.regularity.kind == "assumed" else None
+        factors = client_factors(clients, facts.weight_decay, assumed)
+        return MeasuredRegularity(classify(factors, assumed is not None), factors, assumed)
 
 
 def regularity_premise(facts: TrainingFacts, measured: MeasuredRegularity) -> Premise:
@@ -242,7 +254,7 @@ def regularity_premise(facts: TrainingFacts, measured: MeasuredRegularity) -> Pr
         "regularity",
         "met",
         measured.kind,
-        confidential={"largest_P_i": finite_or_text(measured.largest_factor)},
+        confidential={"largest_P_i": finite_or_text(float(measured.factors.max()))},
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class Dataset:
     largest: float | None = None
 
     def __post_init__(self) -> None:
-        for split in ("train", "test"):
+        for split in get_args(Split):
             x, y = self.raw(split)
             check_pair(f"data set {self.name!r}", x, y, f"x_{split}", f"y_{split}")
             check_labels(f"y_{split} of data set {self.name!r}", y, len(self.classes))
@@ -83,13 +83,9 @@ class Dataset:
                     "one entry per sample"
                 )
 
-    def raw(self, split: str) -> tuple[Array, Array]:
-        """Return the stored samples and labels of `train` or `test`."""
-        if split == "train":
-            return self.x_train, self.y_train
-        if split == "test":
-            return self.x_test, self.y_test
-        raise InputError(f"split {split!r} is unknown: write train or test")
+    def raw(self, split: Split) -> tuple[Array, Array]:
+        """Return the stored samples and labels of a split."""
+        return (self.x_train, self.y_train) if split == "train" else (self.x_test, self.y_test)
 
     def features(
         self,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sifu.core.engine import Evaluation, Incident, Position, RoundResult
 from sifu.core.layout import Vector, model_pieces
-from sifu.core.replies import Reply, printable
+from sifu.core.replies import Reply
 from sifu.core.round import RoundSetup, run_round
 from sifu.engines.plans import Instruction
 from sifu.engines.remote import NO_ROUND, NO_SCORE, Blueprint, OpenRound, RemoteFederation, Score, evaluation_of
@@ -112,32 +112,10 @@ class OutsideFederation(RemoteFederation):
             self.note(NO_ROUND, client, "its evaluation cannot be used")
         return NO_SCORE
 
-    def _replies(
-        self,
-        kind: Kind,
-        position: Position,
-        models: Mapping[int, Arrays],
-        more: Mapping[int, Mapping[str, Any]],
-    ) -> dict[int, Any]:
-        """Return the replies of the clients in `models`; record every other reply as refused."""
-        asked = {self.clients[client].name: client for client in models}
-        replies = self._ask(
-            kind,
-            position,
-            {name: models[client] for name, client in asked.items()},
-            {name: more[client] for name, client in asked.items()},
-        )
-        for name in replies.keys() - asked.keys():
-            why = "not asked" if name in self.index_of else "unknown client"
-            self.incidents.append(
-                Incident(position.branch, position.round, printable(name), f"its reply was refused: {why}")
-            )
-        return {client: replies[name] for name, client in asked.items() if name in replies}
-
     def _ask(
         self, kind: Kind, position: Position, models: Mapping[str, Arrays], more: Mapping[str, Any] = NOTHING
     ) -> Mapping[str, Any]:
-        """Send a task to the clients in `models` and return their replies; `more` holds instructions by client name."""
+        """Send a task to the clients in `models` and return their replies; every instruction includes `more`."""
         if not models:
             return {}
         instructions, plan = {}, self.blueprint.plan
@@ -145,7 +123,7 @@ class OutsideFederation(RemoteFederation):
             for name in models:
                 number = self.index_of[name]
                 told = Instruction(position, number, self.clients[number].local_steps, plan).to_values()
-                instructions[name] = {"kind": kind, **told, **more.get(name, {})}
+                instructions[name] = {"kind": kind, **told, **more}
         replies = self._exchange(Task(kind, position.branch, position.round, models, instructions))
         doing = "evaluation: " if kind == "evaluate" else ""
         self.incidents += [

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.core.engine import Position, Reason
+from sifu.core.engine import Incident, Position, Reason
 from sifu.core.operator_words import LOOP, unmasked_setting
+from sifu.core.replies import printable
 from sifu.engines.outside import NOTHING, Exchange, Kind, OutsideFederation
 from sifu.engines.plans import FEATURES, KEY, MASKED, NUMBERS, ROW_FEATURES, ROW_TARGETS, WORDS, Origin, Sent
 from sifu.engines.remote import Blueprint
@@ -37,10 +38,14 @@ class OutsideStatistics(RemoteStatistics, OutsideFederation):
     def _request(
         self, kind: Kind, clients: Sequence[int], position: Position, more: Mapping[str, Any] = NOTHING
     ) -> dict[int, Any]:
-        """Return the replies of `clients`, and record which clients did not reply."""
-        asked = self.may_ask(clients)
-        replies = self._replies(kind, position, dict.fromkeys(asked, NOTHING), dict.fromkeys(asked, more))
-        self._silent = (self._silent - set(asked)) | (set(asked) - replies.keys())
+        """Return the replies of `clients`; record which clients did not reply, and every other reply as refused."""
+        asked = {self.clients[client].name: client for client in self.may_ask(clients)}
+        found = self._ask(kind, position, dict.fromkeys(asked, NOTHING), more)
+        for name in found.keys() - asked.keys():
+            why = f"its reply was refused: {'not asked' if name in self.index_of else 'unknown client'}"
+            self.incidents.append(Incident(position.branch, position.round, printable(name), why))
+        replies = {client: found[name] for name, client in asked.items() if name in found}
+        self._silent = (self._silent - set(asked.values())) | (set(asked.values()) - replies.keys())
         return replies
 
 
@@ -74,13 +79,7 @@ class MaskedOutsideStatistics(MaskedRemoteStatistics, OutsideStatistics):
 
 
 def outside_federation(blueprint: Blueprint, exchange: Exchange, *, masked_statistics: bool) -> OutsideFederation:
-    """Return the engine for a blueprint.
-
-    Args:
-        blueprint: Description of the training.
-        exchange: Function that passes a task to the clients.
-        masked_statistics: True to hide the statistics of individual clients from the server.
-    """
+    """Return the engine for a blueprint; if `masked_statistics`, the server sees no single client's statistics."""
     if blueprint.head is None:
         return OutsideFederation(blueprint, exchange)
     return (MaskedOutsideStatistics if masked_statistics else OutsideStatistics)(blueprint, exchange)

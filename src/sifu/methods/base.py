@@ -83,7 +83,7 @@ def noised_premises(claim: Claim) -> tuple[Premise, ...]:
         return (*record_premises(view.record_history), *before)
     return collect_premises(
         view.facts,
-        view.regularities.measured,
+        view.regularity,
         noise=view.noise_source,
         largest_psi=largest_psi_on_the_way(claim.exposures, claim.depth),
         rate_source=view.rate_source,

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from sifu.core.engine import Engine
+from sifu.core.premises import MeasuredRegularity
 from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.run.devices import facts_of
-from sifu.run.regularities import Regularities
 from sifu.store.reader import Remainder, RunReader, joined_remainders, remainder_to_join
 from sifu.store.record_check import check_record
 from sifu.store.salts import (
@@ -142,7 +142,7 @@ def check_remainder(reader: RunReader, built: BuiltEngine, remainder: Remainder)
         )
     profile = engine.clients[remainder.client]
     unusable = check_continues(reader, built, newcomers=True)
-    Regularities.of([profile], engine.facts, Spec.from_mapping(reader.spec))  # fail if Psi can never be tracked
+    MeasuredRegularity.of([profile], engine.facts, Spec.from_mapping(reader.spec))  # fail if Psi can never be tracked
     return unusable
 
 

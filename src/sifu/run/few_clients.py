@@ -21,27 +21,21 @@ def staying_without(view: RunView, clients: Sequence[str], *, records: bool) -> 
 
 def consequences(view: RunView, staying: ClientIndices) -> tuple[str, ...]:
     """Return the warnings that apply if only the clients `staying` remain."""
-    alone = ""
+    warnings, outside = [], view.facts.outside
+    count = f"{staying.size} client{'' if staying.size == 1 else 's'} left"
     if staying.size == 1:
         name = plain_name(view.reader, int(staying[0]))
-        alone = (
+        warnings.append(
             f"{name} is the only client left: the model is made from its data alone and may reveal them to its users"
         )
-    return tuple(filter(None, (alone, _masks_fail(view, staying))))
-
-
-def _masks_fail(view: RunView, staying: ClientIndices) -> str:
-    """Return a warning if masks are used and need more clients than remain, otherwise ""."""
-    if staying.size >= LEAST_MASKED:
-        return ""
-    outside = view.facts.outside
-    count = f"{staying.size} client{'' if staying.size == 1 else 's'} left"
-    if MASKED_STATISTICS in outside:
-        return (
+    if staying.size < LEAST_MASKED and MASKED_STATISTICS in outside:
+        warnings.append(
             f"{count}, and a masked sum needs {LEAST_MASKED}: the head cannot be solved again until another client "
             f"joins, or the server is started with {unmasked_setting(view.spec.data.name)} and then sees each client's "
             "statistics"
         )
-    if any(what.startswith(DROPPED_MASKED_ROUND) for what in outside):
-        return f"{count}, and a masked round needs {LEAST_MASKED}: no round can run until another client joins"
-    return ""
+    elif staying.size < LEAST_MASKED and any(what.startswith(DROPPED_MASKED_ROUND) for what in outside):
+        warnings.append(
+            f"{count}, and a masked round needs {LEAST_MASKED}: no round can run until another client joins"
+        )
+    return tuple(warnings)

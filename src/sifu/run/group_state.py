@@ -137,7 +137,7 @@ def merge_rows(
     """
     who = np.array(merged.members, dtype=np.int64)
     samples = np.array([view.clients[client].samples for client in who.tolist()], dtype=np.int64)
-    regularity = RoundRegularity.of(samples, view.regularities.factors[who])
+    regularity = RoundRegularity.of(samples, view.regularity.factors[who])
     merge = PathNode(
         node,
         view.nodes[0].node,

@@ -11,14 +11,13 @@ import numpy as np
 
 from sifu.core.engine import Evaluation
 from sifu.core.operator_words import FLOWER, LAST_CLIENT, LOOP
-from sifu.core.premises import RateSource, RecordHistory
+from sifu.core.premises import MeasuredRegularity, RateSource, RecordHistory
 from sifu.core.request_terms import Terms
 from sifu.core.round import NoiseSource
 from sifu.core.spec import Spec
 from sifu.core.spec.regime import Regime
 from sifu.errors import InputError, RoundRejectedError
 from sifu.run.clients_view import ClientsView
-from sifu.run.regularities import Regularities
 from sifu.store.projection import EvaluationRow, ModelRow, RequestRow
 from sifu.store.reader import NOISE_GIVEN, RunReader, check_rows, readable
 from sifu.theory.arrays import Floats, Integers
@@ -84,12 +83,12 @@ class RunView(ClientsView):
             self.noise_source: NoiseSource = "given" if reader.value(NOISE_GIVEN, "") else "system"
 
     @cached_property
-    def regularities(self) -> Regularities:
-        """Expansion P_i of every client."""
-        regularities: Regularities = self.reader.constant(
-            ("regularities", len(self.clients)), lambda: Regularities.of(self.clients, self.facts, self.spec)
+    def regularity(self) -> MeasuredRegularity:
+        """Regularity of the clients' losses."""
+        regularity: MeasuredRegularity = self.reader.constant(
+            ("regularity", len(self.clients)), lambda: MeasuredRegularity.of(self.clients, self.facts, self.spec)
         )
-        return regularities
+        return regularity
 
     @property
     def rate_source(self) -> RateSource:
@@ -237,7 +236,7 @@ class RunView(ClientsView):
                     depths[chosen],
                     rows.samples[chosen],
                     rows.drifts[chosen],
-                    float(self.regularities.factors[client]),
+                    float(self.regularity.factors[client]),
                 )
             )
         return parts
@@ -252,7 +251,7 @@ class RunView(ClientsView):
             drifts,
             mean_shift,
             rounding,
-            factors=self.regularities.factors[participants],
+            factors=self.regularity.factors[participants],
         )
 
 

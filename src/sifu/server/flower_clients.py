@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sifu.api.start_run import check_same_spec, create_run, open_run
 from sifu.core.client_names import plain
 from sifu.core.operator_words import FLOWER
+from sifu.core.premises import MeasuredRegularity
 from sifu.core.spec import Spec
 from sifu.engines.flower.exchange import ClaimedRoster, Exchange, KeyRoster, Patience, Roster
 from sifu.engines.flower.flower_engine import FlowerFederation
@@ -24,7 +25,6 @@ from sifu.errors import InputError, NoClientResponseError
 from sifu.requests.client_list import ADMITTED, joining, listed_clients, recorded_clients
 from sifu.requests.worker import Tell
 from sifu.run.clients_and_engine import preprocessing_of
-from sifu.run.regularities import Regularities
 from sifu.run.run_view import RunView
 from sifu.server.flower_settings import MakeBlueprint, OwnServer, Settings
 from sifu.server.server_loop import check_keeps_sum
@@ -171,7 +171,7 @@ class ClientRegistry:
         profiles = [WireProfile.of_mapping(values) for values in json.loads(writer.value(REPORTED))]
         try:
             design, _ = self._blueprint(view.spec, [*profiles, profile])
-            Regularities.of(design.clients, view.facts, view.spec)  # fail if Psi can no longer be tracked
+            MeasuredRegularity.of(design.clients, view.facts, view.spec)  # fail if Psi can no longer be tracked
             self._engine.renew(design)
         except InputError as error:
             rest = [entry for entry in recorded_clients(writer) if entry.name != profile.name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,22 @@ class Checkpoint:
         """True if the signature is valid for the key that the checkpoint names."""
         body = checkpoint_body(self.run, self.seq, self.head, self.time)
         return signature_holds({"body": body, "public_key": self.public_key, "signature": self.signature})
+
+
+def kept_in(path: Path) -> list[Checkpoint]:
+    """Return the checkpoints in a file, which may be missing; skip other lines, such as an incomplete last one.
+
+    Raises:
+        InputError: If the file cannot be read.
+    """
+    kept: list[Checkpoint] = []
+    try:
+        for line in path.read_bytes().splitlines() if path.is_file() else ():
+            with suppress(InputError):
+                kept.append(Checkpoint.from_json(line))
+    except OSError as error:
+        raise InputError(f"the kept checkpoints in {path} cannot be read: {error.strerror}") from error
+    return kept
 
 
 def checkpoint_body(run: str, seq: int, head: str, time: str) -> dict[str, Any]:

@@ -1,11 +1,9 @@
-"""The three large tables (nodes, participations, Gram matrices): reading them, and digests of their rows."""
+"""The two large tables (nodes, participations): reading them, and digests of their rows."""
 
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -112,22 +110,6 @@ def clients_digest(clients: Sequence[ClientProfile]) -> str:
     return digest.hexdigest()
 
 
-_TURN = threading.Lock()
-TURN_SECONDS = 10.0
-"""Maximum time a thread waits for its turn; then it reads concurrently, which is slow but correct."""
-
-
-@contextmanager
-def _in_turn() -> Iterator[None]:
-    """Let only one thread at a time read many rows, because the interpreter could switch threads at every row."""
-    mine = _TURN.acquire(timeout=TURN_SECONDS)
-    try:
-        yield
-    finally:
-        if mine:
-            _TURN.release()
-
-
 class HistoryReader(RunConnection):
     """Reader of all nodes and participations. It caches rows, because no event changes existing rows."""
 
@@ -195,8 +177,7 @@ class HistoryReader(RunConnection):
             sql += f" WHERE node >= {int(first)}"
         try:
             # Read directly into an array: as tuples, a million rows would take hundreds of megabytes.
-            with _in_turn():
-                table = np.fromiter(self.connection.execute(sql), dtype=PARTICIPATION_DTYPE)
+            table = np.fromiter(self.connection.execute(sql), dtype=PARTICIPATION_DTYPE)
         except UNUSABLE as error:
             raise RunDamagedError(f"{self.folder} is damaged: {error}. Restore it from a backup.") from error
         return ParticipationRows(*(table[name] for name in PARTICIPATION_DTYPE.names or ())).sorted()

@@ -13,13 +13,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from sifu.core.ledger import canonical_json, read_json
 from sifu.errors import InputError, RunDamagedError
-from sifu.store.checkpoints import Checkpoint, latest_checkpoint
+from sifu.store.checkpoints import Checkpoint, kept_in, latest_checkpoint
 from sifu.store.files import append_line, read_named
 from sifu.store.keys import keys_of, signature_holds
 from sifu.store.reader import RunReader
@@ -85,22 +84,8 @@ def _check_kept(reader: RunReader) -> None:
 
 
 def kept_checkpoints() -> dict[Path, list[Checkpoint]]:
-    """Return the checkpoints in every file that the environment names as a witness.
-
-    Several runs may write to such a file. Lines that are not checkpoints, such as an incomplete last line, are skipped.
-
-    Raises:
-        InputError: If a file cannot be read.
-    """
-    kept: dict[Path, list[Checkpoint]] = {Path(name): [] for name in witness_targets() if not _is_program(name)}
-    try:
-        for path, checkpoints in kept.items():
-            for line in path.read_bytes().splitlines() if path.is_file() else ():
-                with suppress(InputError):
-                    checkpoints.append(Checkpoint.from_json(line))
-    except OSError as error:
-        raise InputError(f"cannot read the witness's file {error.filename}: {error.strerror}") from error
-    return kept
+    """Return the checkpoints, of any runs, in every file that the environment names as a witness."""
+    return {Path(name): kept_in(Path(name)) for name in witness_targets() if not _is_program(name)}
 
 
 def tell(target: str, checkpoint: Checkpoint) -> None:
@@ -153,12 +138,11 @@ LARGEST_WITNESS_BYTES = 256 << 20
 
 def read_witness(path: Path) -> list[Checkpoint]:
     """Return the checkpoints in a file: a witness's file with one JSON object per line, or a certificate."""
-    content = read_named(path, LARGEST_WITNESS_BYTES, "a file of heads is")
     certificate = _certificate_in(path)
     if certificate is not None and signature_holds(certificate):
         return [Checkpoint.in_certificate(certificate["body"], certificate["public_key"])]
     checkpoints = []
-    for number, line in enumerate(content.splitlines(keepends=True), start=1):
+    for number, line in enumerate(_content(path).splitlines(keepends=True), start=1):
         if line.strip():
             try:
                 checkpoints.append(Checkpoint.from_json(line))
@@ -171,10 +155,14 @@ def read_witness(path: Path) -> list[Checkpoint]:
     return checkpoints
 
 
+def _content(path: Path) -> bytes:
+    return read_named(path, LARGEST_WITNESS_BYTES, "a file of heads is")
+
+
 def _certificate_in(path: Path) -> dict[str, Any] | None:
     """Return the certificate in a file, whether its signature holds or not, or None if the file holds none."""
     try:
-        certificate: dict[str, Any] = read_json(read_named(path, LARGEST_WITNESS_BYTES, "a file of heads is"))
+        certificate: dict[str, Any] = read_json(_content(path))
         Checkpoint.in_certificate(certificate["body"], certificate["public_key"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

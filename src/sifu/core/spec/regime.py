@@ -1,4 +1,4 @@
-"""Regimes of training: in rounds, in groups first, or in closed form.
+"""Regimes of training: in rounds, or in closed form.
 
 A spec has exactly one regime (`Spec.regime`). The regime answers every question that depends on the kind of training
 and on the spec alone.
@@ -23,9 +23,8 @@ WIDE_PENALTY = 0.01
 
 
 class Regime:
-    """Kind of training. The base class implements training in rounds; subclasses override the differences."""
+    """Kind of training: in rounds of FedAvg, perhaps of groups first; a subclass overrides the differences."""
 
-    name: ClassVar[str]
     exact_method: ClassVar[str] = "scratch"
     """Name of the method that can execute every request; `auto` always considers it."""
     solves: ClassVar[bool] = False
@@ -101,22 +100,9 @@ class Regime:
             )
 
 
-class Rounds(Regime):
-    """Training in rounds of FedAvg."""
-
-    name = "rounds"
-
-
-class Groups(Regime):
-    """Training in groups that run their first rounds separately and are then merged."""
-
-    name = "groups"
-
-
 class ClosedForm(Regime):
     """Regime in which a head is solved from the sum of the clients' statistics."""
 
-    name = "closed form"
     exact_method = "closed_form"
     solves = True
 
@@ -184,6 +170,4 @@ def penalty_of(ridge: RidgeSpec, features: int) -> float | None:
 
 def regime_of(spec: Sections) -> Regime:
     """Return the regime of a spec."""
-    if spec.model.kind == RIDGE:
-        return ClosedForm(spec)
-    return Groups(spec) if spec.groups.count > 0 else Rounds(spec)
+    return ClosedForm(spec) if spec.model.kind == RIDGE else Regime(spec)

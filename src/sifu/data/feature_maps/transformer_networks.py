@@ -138,7 +138,6 @@ def transformer_features(
     count: int = 0,
     seed: int = 0,
     norm: float = 10.0,
-    device: str = "cpu",
 ) -> NetworkFeatures:
     """Return the feature map of a public model, for images or for texts as rows of token ids.
 
@@ -150,7 +149,6 @@ def transformer_features(
         count: Number of features after the projection, or 0 for no projection.
         seed: Public seed of the projection.
         norm: Length of a sample's features.
-        device: Device that computes the features.
     """
     folder = model_folder(model)
     network, drawn = _loaded(folder)
@@ -175,7 +173,7 @@ def transformer_features(
             f"({type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0][:200]}): "
             f"set features.size to another number of {'pixels' if of_images else 'tokens'}, or choose another model"
         ) from error
-    return NetworkFeatures(read, shape, norm=norm, kind="transformers", device=device, source=files_digest(folder))
+    return NetworkFeatures(read, shape, norm=norm, kind="transformers", source=files_digest(folder))
 
 
 def tokenised(model: str, texts: Sequence[str], size: int = 0) -> NDArray[np.int32]:

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from sifu.core.ledger import canonical_json, chain
 from sifu.engines.flower.wire import CHECKPOINT, CONFIG, LINKS, LINKS_FROM, PROFILE_QUERY, ROTATIONS
 from sifu.errors import InputError
-from sifu.store.checkpoints import Checkpoint, latest_checkpoint
+from sifu.store.checkpoints import Checkpoint, kept_in, latest_checkpoint
 from sifu.store.files import append_line
 from sifu.store.keys import rotation_holds, rotations
 from sifu.store.reader import RunReader
@@ -107,7 +107,8 @@ def check_checkpoint(message: Message, context: Context) -> None:
     if not isinstance(text, str) or len(text) > LARGEST_TEXT or not isinstance(config, ConfigRecord):
         raise InputError("the message holds no readable checkpoint")
     shown = Checkpoint.from_json(text)
-    in_file = _kept_in_file(Path(str(file)), shown.run) if file else {}
+    own = kept_in(Path(str(file))) if file else ()
+    in_file = {checkpoint.seq: checkpoint for checkpoint in own if checkpoint.run == shown.run and checkpoint.holds}
     if kept is None and in_file:
         kept = in_file[max(in_file)]
     if kept == shown:
@@ -200,20 +201,3 @@ def _links(config: ConfigRecord) -> tuple[int, list[Any]]:
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"the message's links of the ledger cannot be read: {error}") from error
     return (first, links) if sound else (0, [])
-
-
-def _kept_in_file(path: Path, run: str) -> dict[int, Checkpoint]:
-    """Return the checkpoints of a run in the file, by event number; skip unreadable lines and invalid signatures."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise InputError(f"this node cannot read the checkpoints it kept in {path}: {error.strerror}") from error
-    checkpoints = []
-    for line in lines:
-        try:
-            checkpoints.append(Checkpoint.from_json(line))
-        except InputError:
-            continue
-    return {checkpoint.seq: checkpoint for checkpoint in checkpoints if checkpoint.run == run and checkpoint.holds}

@@ -30,7 +30,7 @@ import functools
 import itertools
 import os
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import replace
@@ -44,7 +44,7 @@ from sifu.core.layout import Vector
 from sifu.core.round import Average
 from sifu.engines.sim.client_blocks import Block, Part, PartPlaces, groups_of, make_block, padded_rows, side_by_side
 from sifu.engines.sim.client_updates import KEEP_BYTES, DualUpdates, LocalUpdates, RowUpdates, average
-from sifu.engines.sim.embedded_clients import CheckedClient, Objective
+from sifu.engines.sim.embedded_clients import CheckedClient
 from sifu.engines.sim.local_training import LocalTraining, TrainingPlan, draw_batches
 from sifu.engines.sim.models import TORCH_TYPES, LinearModel
 from sifu.engines.sim.threads import one_thread, scripted
@@ -209,16 +209,14 @@ class VectorisedTrainer:
 
     def _between_features(self, part: Part, model: Tensor, batches: _Batches) -> Tensor:
         """Return W_K of each client (clients, width, outputs)."""
-        steps = (
-            (
-                part.x if rows is None else rows.of_samples(part.x),
-                (part.targets if rows is None else rows(part.targets)).transpose(1, 2),
-                row_weights.transpose(1, 2),
-            )
-            for rows, row_weights in batches
-        )
-        weights = model.expand(part.size, *self._shape)
-        return descend_between_features(self._objective, self._training, weights, self._decay(part), steps)
+        weights, velocity, decay = model.expand(part.size, *self._shape), None, self._decay(part)
+        for rows, row_weights in batches:
+            x = part.x if rows is None else rows.of_samples(part.x)
+            targets = (part.targets if rows is None else rows(part.targets)).transpose(1, 2)
+            residual = self._objective.residual(torch.bmm(x, weights), targets).mul_(row_weights.transpose(1, 2))
+            gradient = torch.bmm(x.transpose(1, 2), residual)
+            weights, velocity = self._training.descend(weights, gradient, velocity, decay)
+        return weights
 
     def _dual(self, part: Part, gram: Tensor, model: Tensor, batches: _Batches) -> Tensor:
         """Return V_K of each client, transposed: (clients, outputs, rows)."""
@@ -265,31 +263,6 @@ class VectorisedTrainer:
             everywhere = weights.new_zeros((*weights.shape[:2], largest)).scatter_add_(2, index, weights)
             return [(None, step[:, None]) for step in everywhere]
         return [(Rows(rows), step[:, None]) for rows, step in zip(index, weights, strict=True)]
-
-
-def descend_between_features(
-    objective: Objective,
-    training: LocalTraining,
-    weights: Tensor,
-    decay: Tensor,
-    batches: Iterable[tuple[Tensor, Tensor, Tensor]],
-) -> Tensor:
-    """Take one step per batch from `weights` and return W_K of each client (clients, width, outputs).
-
-    Args:
-        objective: Loss that training minimises.
-        training: Momentum and decay.
-        weights: W_0 of each client (clients, width, outputs).
-        decay: eta_i lambda of each client.
-        batches: For each step the samples (clients, rows, width), the encoded targets and the weights of the rows
-            (clients, rows, outputs or 1).
-    """
-    velocity = None
-    for x, targets, row_weights in batches:
-        residual = objective.residual(torch.bmm(x, weights), targets).mul_(row_weights)
-        gradient = torch.bmm(x.transpose(1, 2), residual)
-        weights, velocity = training.descend(weights, gradient, velocity, decay)
-    return weights
 
 
 class Rows:

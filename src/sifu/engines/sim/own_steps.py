@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.engines.sim.embedded_clients import OBJECTIVES, CheckedClient, Objective
+from sifu.engines.sim.embedded_clients import CheckedClient, Objective
 from sifu.engines.sim.float_rounding import ClientSizes, linear_curvature
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import LinearModel
@@ -84,10 +84,7 @@ def safe_step(
     >>> safe_step(np.array([[1.0, 0.0]]), "softmax", 5, rate=0.1)
     SafeStep(rate=0.1, expansion=1.0)
     """
-    training = LocalTraining(rate, steps, batch or None, momentum, weight_decay)
-    objective = OBJECTIVES[loss]
     client = CheckedClient("own", np.asarray(x, dtype=np.float64), np.zeros(len(x)))
-    smoothness, _ = linear_curvature([client], objective, training)
-    settings = steps, momentum, weight_decay
-    rates = own_rates(rate, safe_rates(smoothness, *settings, loss))
-    return SafeStep(float(rates[0]), float(expansions(rates, smoothness, *settings)[0]))
+    training = LocalTraining(rate, steps, batch or None, momentum, weight_decay)
+    own = OwnSteps.of(LinearModel(loss, client.x.shape[1], 1), [client], training)
+    return SafeStep(float(own.rates[0]), cast("float", own.expansions[0]))

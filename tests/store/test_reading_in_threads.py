@@ -1,18 +1,15 @@
-"""Many threads that read participations at once: each gets all of them, and none waits forever."""
+"""Many threads that read participations at once: each gets all of them."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
 
-import pytest
-
 import sifu
-from sifu.store import history_tables as history_reader
 from sifu.store.reader import RunReader
 
 
-def test_threads_read_the_same_rows_in_turn(trained_run: Path) -> None:
+def test_threads_read_the_same_rows(trained_run: Path) -> None:
     sizes: list[int] = []
 
     def read() -> None:
@@ -55,12 +52,3 @@ def _look_twice_at_once(run: sifu.Run) -> None:
         thread.join()
         assert view.reader is reader
         assert others == [(False, len(view.reader.requests()))]
-
-
-def test_a_turn_that_never_comes_holds_nobody_up(trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_reader, "TURN_SECONDS", 0.01)
-    reader = RunReader(trained_run)
-    with history_reader._TURN:
-        assert reader.participation().nodes.size > 0
-    assert not history_reader._TURN.locked()
-    reader.close()
