@@ -43,13 +43,8 @@ def head_facts(
 ) -> TrainingFacts:
     """Return the facts about a head that a certificate's premises need.
 
-    Args:
-        features: Digest of the feature map.
-        declared: True if the operator declares the map to be public.
-        module: Value of `TrainingFacts.module` for the operator's module that computes the map, or "".
-        from_labels: True if the number of outputs was counted from the clients' labels.
-        preprocessing: Origin of preprocessing constants (`TrainingFacts.preprocessing`).
-        identity: Method of identifying clients (`TrainingFacts.identity`).
+    `from_labels` is True if the number of outputs was counted from the clients' labels; the other arguments are fields
+    of `TrainingFacts`.
     """
     return TrainingFacts(
         local_rate=None,

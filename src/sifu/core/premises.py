@@ -180,10 +180,8 @@ UNBROKEN = RecordHistory()
 def counterfactual_premise(independent: bool, *, separate: bool) -> Premise:
     """Return the premise that, without the client, training follows the same schedule and leaves its slots empty.
 
-    Args:
-        independent: True if clients take part independently of each other.
-        separate: True if clients run on their own machines. Such clients may be absent or late, and the server cannot
-            see whether one client caused the absence of another.
+    Clients that run on their own machines (`separate`) may be absent or late, and the server cannot see whether one
+    client caused the absence of another.
     """
     if not independent:
         return Premise("counterfactual", "assumed")

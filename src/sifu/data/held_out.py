@@ -42,13 +42,8 @@ def numbers_of(owners: Sequence[str]) -> Array:
 def held_out_rows(client: Array, key: Array, share: float, seed: int) -> Array:
     """Return a mask of the rows held out for testing; each draw depends only on the row's client, its key and the seed.
 
-    If all rows of a client are drawn, its first row is kept for training.
-
-    Args:
-        client: Client of each row.
-        key: Key of each row: its identity or the digest of its content.
-        share: Expected share of rows held out.
-        seed: Seed of the run.
+    The key is the row's identity or the digest of its content. If all rows of a client are drawn, its first row is kept
+    for training.
     """
     held = np.zeros(len(client), dtype=bool)
     limit, written = share * 2**48, json.encoder.encode_basestring_ascii

@@ -24,23 +24,14 @@ def partition(
     *,
     alpha: float = 0.1,
 ) -> list[Indices]:
-    """Split the samples with these `labels` among `clients`.
+    """Split the samples with these `labels` among `clients`, and return the sorted indices of each client's samples.
 
     * `iid`: samples at random.
     * `one_class`: client k holds only class number k * classes // clients, so classes are spread evenly.
     * `dirichlet`: each client's class proportions are drawn from Dirichlet(alpha) (Hsu, Qi and Brown 2019).
 
-    Args:
-        kind: One of these kinds.
-        labels: Label of each sample.
-        clients: Number of clients.
-        samples_per_client: Number of samples of every client; None to split all samples as evenly as the kind allows
-            (`one_class`: only samples of classes that have a client).
-        generator: Source of all random choices.
-        alpha: Concentration of `dirichlet`.
-
-    Returns:
-        Sorted indices of each client's samples.
+    Every client gets `samples_per_client` samples. None splits all samples as evenly as the kind allows (`one_class`:
+    only samples of classes that have a client).
 
     >>> parts = partition("iid", np.zeros(10), 3, None, np.random.default_rng(0))
     >>> [len(part) for part in parts]

@@ -67,11 +67,7 @@ def reading_once() -> Iterator[None]:
 def read_table(path: Path, coding: TableCoding, *, owner: str = "", **options: Any) -> Dataset:
     """Return the data set in a file with a column for the client, or in a folder with one file per client.
 
-    Args:
-        path: File or folder.
-        coding: Role of every column.
-        owner: Name of the only client of a file that names no client, otherwise empty.
-        options: Further keyword arguments of `_dataset`.
+    `owner` names the only client of a file that names none; `options` are further arguments of `_dataset`.
 
     Raises:
         InputError: If a file or a column is missing, or a value cannot be coded.
@@ -233,19 +229,13 @@ def frame_names(frame: Any) -> list[str]:
 def read_features(
     path: Path, coding: TableCoding, names: Sequence[str] | None = None, refused: dict[int, str] | None = None
 ) -> tuple[Array, list[str]]:
-    """Return rows of features of new data, coded like the clients' rows, and the identities of the rows.
+    """Return rows of features of new data, coded like the clients' rows, and their identities if a column holds them.
 
     Args:
         path: The file.
         coding: Coding of the clients' rows.
         names: Columns of the features, in the order of the result, or None for all feature columns of the file.
         refused: If given, it receives the reason for each row that cannot be coded, and no exception is raised.
-
-    Returns:
-        The features, and the identities; the latter are empty if no column holds them.
-
-    Raises:
-        InputError: If the file or a column is missing, or a value cannot be coded and `refused` is None.
     """
     (table,) = _read_tables(path, coding, one_file=True)
     features = coding.features_of(list(table.columns)) if names is None else list(names)

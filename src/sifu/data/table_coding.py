@@ -94,13 +94,7 @@ class TableCoding:
     def from_spec(
         cls, data: DataSpec, features: FeaturesSpec | None = None, *, regression: bool = False
     ) -> TableCoding:
-        """Return the coding that a spec declares.
-
-        Args:
-            data: Section `[data]` of the spec.
-            features: Section `[features]`, which names the language model for a text column.
-            regression: True if labels are numbers to predict.
-        """
+        """Return the coding that a spec declares; `features` names the language model for a column of texts."""
         classes = parse_classes(data.classes) if data.classes.strip() else {}
         missing, missing_words = parse_missing(data.missing)
         return cls(
@@ -194,16 +188,8 @@ class TableCoding:
     def features(self, table: TableFile, names: Sequence[str], refused: dict[int, str] | None = None) -> Array:
         """Return the features of these columns, one row per row of the table. A text column becomes token ids.
 
-        Args:
-            table: Table as read.
-            names: Columns of the table that are features.
-            refused: If given, it receives the reason for each row that cannot be coded, and no exception is raised.
-
-        Returns:
-            The features; the features of a refused row are meaningless.
-
-        Raises:
-            InputError: If a value cannot be coded and `refused` is None.
+        If `refused` is given, it receives the reason for each row that cannot be coded, whose features are meaningless;
+        otherwise such a row raises `InputError`.
         """
         if self.text:
             from sifu.data.feature_maps.transformer_networks import tokenised  # this import needs torch

@@ -101,14 +101,7 @@ def text_of(value: Any) -> str:
 
 
 def number_of(place: Place, column: str, value: Any, commas: bool, words_key: str = "data.categories") -> float:
-    """Return a value as a number.
-
-    Args:
-        place: Location of the value.
-        column: Column of the value.
-        value: The value as read.
-        commas: True if 1,5 is a number.
-        words_key: Spec key in which allowed values can be listed; named in error messages.
+    """Return a value as a number; `commas` allows 1,5, and errors name the key `words_key` that can list values.
 
     Raises:
         InputError: If the value is not a finite number; the message states why, and what to do.

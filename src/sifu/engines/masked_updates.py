@@ -63,11 +63,7 @@ class FixedPoint:
         return np.append(scaled.astype(np.int64).view(np.uint64), np.uint64(1))
 
     def mean(self, total: Words, total_samples: int, participants: int) -> Floats | None:
-        """Return the mean update from a sum of masked words.
-
-        Returns:
-            The mean, or None if updates of these participants cannot have this sum.
-        """
+        """Return the mean update from a sum of masked words, or None if these participants' updates cannot have it."""
         signed = total.view(np.int64)
         entries = signed[:-1]
         limit = 2 ** (self.reach_bits + self.scale_bits) * total_samples + participants
@@ -94,14 +90,7 @@ def prepared_update(
 ) -> tuple[Vector, Words | None]:
     """Return a client's trained parameters in the order of their names, and the words of its update.
 
-    Args:
-        start: The model that the round started from.
-        trained: The model after local training.
-        samples: Number of samples of the client.
-        numbers: The server's number format (`MaskedRound.numbers`).
-
-    Returns:
-        The parameters, and the words; None instead of words if the update does not fit the range.
+    The words are None if the update does not fit the range. `numbers` is the server's format (`MaskedRound.numbers`).
 
     Raises:
         InputError: If training changed the number of parameters.

@@ -57,7 +57,7 @@ def refused_keys(keys: Mapping[int, bytes]) -> list[int]:
 
 
 def mask(words: Words, secret: bytes, own: int, keys: Mapping[int, bytes], context: bytes) -> Words:
-    """Mask the words with one mask per other participant.
+    """Return the words of client `own` with one mask per other participant.
 
     Args:
         words: The numbers to mask.
@@ -65,9 +65,6 @@ def mask(words: Words, secret: bytes, own: int, keys: Mapping[int, bytes], conte
         own: Index of this client.
         keys: Public keys of all participants by index.
         context: Identifier of the round, so that no mask is used twice.
-
-    Returns:
-        The masked words.
 
     Raises:
         InputError: If the keys are invalid, repeated or too few, or do not contain this client's key.

@@ -148,13 +148,7 @@ def own_blueprint(
 ) -> tuple[Blueprint, Spec]:
     """Return the blueprint of `own_training` for clients on Flower, and the unchanged spec.
 
-    Args:
-        initial: Function that makes an initial model.
-        spec: Spec of the run.
-        profiles: Profiles of the clients.
-        config: Entries added to every message, like FedAvg's `train_config`.
-        evaluate_config: Entries added to evaluations instead of `config`, if given.
-        more: Further arguments of `own_training`.
+    `config` and `evaluate_config` are those of `Blueprint`; `more` are further arguments of `own_training`.
 
     Raises:
         InputError: If the configuration contradicts the spec or uses keys of sifu's own messages.

@@ -250,10 +250,7 @@ def _federation_of(client: ReadyClient, plan: WirePlan, number: int) -> Simulate
 def blueprint(
     spec: Spec, profiles: Sequence[WireProfile], *, identity: str, preprocessing: str
 ) -> tuple[Blueprint, Spec]:
-    """Return the server's description of the training of a spec on clients with these profiles.
-
-    Returns:
-        The description, and the spec with its automatic settings resolved.
+    """Return the server's description of a spec's training on these clients, and the spec without automatic values.
 
     Raises:
         InputError: If the spec does not fit the clients' data.

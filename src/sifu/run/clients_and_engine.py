@@ -75,11 +75,8 @@ def clients_from_spec(
 ) -> tuple[Any, ...]:
     """Return the clients' data that a spec describes, as features if the run trains on features.
 
-    Args:
-        spec: Spec of the run.
-        dataset: The spec's data set, if it is already loaded.
-        device: Device that features are computed on.
-        tested: False to ignore a data.test_file that cannot be read; no client trains on its rows.
+    `dataset` is the spec's data set, if it is already loaded. Without `tested`, a data.test_file that cannot be read is
+    ignored, since no client trains on its rows.
     """
     from sifu.data import from_dataset, given_clients, partition
 

@@ -70,12 +70,7 @@ class BuiltEngine:
 
 
 def check_continues(reader: RunReader, built: BuiltEngine, newcomers: bool = False) -> dict[int, str]:
-    """Check that an engine continues a run with its original settings.
-
-    Args:
-        reader: Reader of the run.
-        built: Engine to check.
-        newcomers: True if the engine may have new clients after the recorded clients.
+    """Check that an engine continues a run with its original settings; `newcomers` may follow the recorded clients.
 
     Returns:
         The clients whose data changed, with the reason; only work that needs their data must be refused.

@@ -56,17 +56,10 @@ def is_due(reader: RunReader, tip: PathNode) -> bool:
 
 
 def publish(writer: RunWriter, engine: Engine, spec: Spec, node: int, progress: ProgressCallback | None) -> Vector:
-    """Release the head of `node` with noise, and record each client's distance.
+    """Release the head of `node`, the run's current model, with noise, and return it; record each client's distance.
 
-    Args:
-        writer: Writer of the run, whose current model is the head of `node`.
-        engine: The engine. If it has the clients' records, the distances of records are recorded as well.
-        spec: The spec of the run.
-        node: The node of the solved head.
-        progress: Callback invoked after each client whose distances were computed.
-
-    Returns:
-        The released head; the head without noise never leaves the run folder.
+    If the engine has the clients' records, the distances of records are recorded as well. The head without noise never
+    leaves the run folder.
     """
     noise_std = spec.release.noise
     clients = writer.participation(first=node).between(node, node).clients.tolist()
@@ -143,14 +136,8 @@ def guarantee_of_all(
     """Return the guarantee against an observer of all releases, for each of `clients` or each of their records.
 
     If the guarantee demanded by the terms is met, it is returned unchanged. Otherwise epsilon is rounded up to two
-    digits, because the exact figure is a function of the client's data.
-
-    Args:
-        reader: Reader of the run.
-        spec: Spec of the run.
-        clients: Client indices; each stands for all indices the client has had.
-        terms: Terms of the request.
-        before: Sequence number of the event before which releases count, by default all count.
+    digits, because the exact figure is a function of the client's data. Only releases before the event `before` count,
+    if it is given. A client stands for all indices that it has had.
 
     Returns:
         The guarantee, or None if there is no noise on releases, if the caller gave its source, if a distance is

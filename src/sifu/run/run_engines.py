@@ -113,12 +113,7 @@ class RunEngines:
 
         Data that the run was opened with are compared with the record, unless a network computes the features and the
         stored statistics suffice. A file that no request needs is not read; `measure_held_out` compares it with the
-        record before using its held-out rows.
-
-        Args:
-            writer: Writer of the run.
-            leaving: Names of clients that leave, whose data may be missing.
-            needs_data: True if the requests need clients' data.
+        record before using its held-out rows. The data of clients that are `leaving` may be missing.
         """
         view = RunView(writer)
         compared = self.given and view.spec.features.kind not in IMAGE_FEATURES

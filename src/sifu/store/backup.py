@@ -91,10 +91,7 @@ def write_backup(reader: RunReader, target: Path) -> None:
 def read_backup(file: Path, folder: Path) -> Iterator[Path]:
     """Unpack a backup beside `folder`, and rename the unpacked run to `folder` if the block succeeds.
 
-    If the block fails, the unpacked run is deleted.
-
-    Yields:
-        The folder with the unpacked run.
+    If the block, which gets the folder with the unpacked run, fails, that folder is deleted.
 
     Raises:
         InputError: If `folder` exists and is not empty, or the file is not a valid backup.

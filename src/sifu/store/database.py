@@ -188,9 +188,7 @@ def scrub_database(connection: sqlite3.Connection) -> bool:
 def transaction(connection: sqlite3.Connection, mode: str | None = "IMMEDIATE") -> Iterator[None]:
     """Execute a block in a transaction, completely or not at all; raise errors of SQLite as errors of sifu.
 
-    Args:
-        connection: The database.
-        mode: Kind of transaction, or None if the block itself begins and commits.
+    The `mode` is the kind of transaction, or None if the block itself begins and commits.
     """
     try:
         if mode:
@@ -219,12 +217,9 @@ class Memory:
         self._answers: dict[Any, tuple[Any, Any]] = {}
 
     def answer(self, question: Any, state: Any, work: Callable[[Any], Any]) -> Any:
-        """Return the cached value for `question`, or compute it if the state has changed.
+        """Return the cached value for `question`, or compute it if the `state` of the run has changed.
 
-        Args:
-            question: Key under which the value is cached.
-            state: State of the run that the value must belong to.
-            work: Function that computes the value, given the cached value of an earlier state or None.
+        The function `work` receives the cached value of an earlier state, or None.
         """
         state_then, answer = self._answers.get(question, (None, None))
         if question not in self._answers or state_then != state:

@@ -78,13 +78,9 @@ class ParticipationRows:
 
 
 def rows_digest(nodes: Sequence[PathNode], participation: ParticipationRows) -> str:
-    """Return the digest by which an event commits to its rows.
+    """Return the digest by which an event commits to its rows, of which participations are sorted by (node, client).
 
     It is the SHA-256 of the two counts, the nodes, and the participations.
-
-    Args:
-        nodes: Rows of `nodes`.
-        participation: Rows of `participation`, sorted by (node, client).
     """
     packed = np.zeros(len(nodes), dtype=NODE_DTYPE)
     for index, node in enumerate(nodes):
@@ -164,12 +160,7 @@ class HistoryReader(RunConnection):
         return list(path)
 
     def participation(self, clients: Sequence[int] | None = None, first: int | None = None) -> ParticipationRows:
-        """Return participations, sorted by (node, client).
-
-        Args:
-            clients: Clients whose participations to return, or None for all.
-            first: First node whose participations to return; ignored if `clients` is given.
-        """
+        """Return the participations of `clients`, or of all from the node `first` on, sorted by (node, client)."""
         sql = "SELECT node, client, samples, drift FROM participation"
         if clients is not None:
             sql += f" WHERE client IN ({','.join(str(int(client)) for client in clients)})"

@@ -313,11 +313,6 @@ def plain_names(reader: RunReader, names: Iterable[str]) -> tuple[str, ...]:
 
 def clients_now(reader: RunReader) -> list[int]:
     """Return the current index of each client, in the order in which the clients first joined."""
-    numbers: list[int] = reader.remembered("clients now", lambda: _last_of_each(reader))
-    return list(numbers)
-
-
-def _last_of_each(reader: RunReader) -> list[int]:
     last = {item.first: item.client for item in joined_remainders(reader)}
     again = {item.client for item in joined_remainders(reader)}
     return [last.get(client, client) for client in range(len(reader.clients())) if client not in again]

@@ -202,8 +202,10 @@ class RunWriter(RunReader):
                 for (request, form), content in certificates.items():
                     self.connection.execute("INSERT INTO certificates VALUES (?, ?, ?)", (request, form, content))
                 if new.joined is not None:
-                    insert_clients(self.connection, [(len(self.read_clients()), new.joined)])
-                    payload["run"] = payload.get("run", {}) | self._clients_now()
+                    clients = (*self.read_clients(), new.joined)
+                    insert_clients(self.connection, [(len(clients) - 1, new.joined)])
+                    now = {"client_count": str(len(clients)), "clients_digest": clients_digest(clients)}
+                    payload["run"] = payload.get("run", {}) | now
                 if new.joined_digest is not None:
                     client = int(payload["run"]["client_count"]) - 1
                     payload["sample_digest"] = add_salts(self.folder, {client: new.joined_digest})[client]
@@ -244,11 +246,6 @@ class RunWriter(RunReader):
     def now(self) -> str:
         """Return the current time, or the time of the last event if the clock is behind it."""
         return max(utc_now(), self.events()[-1].time)
-
-    def _clients_now(self) -> dict[str, str]:
-        """Return the values of the run table that describe its clients."""
-        clients = self.read_clients()
-        return {"client_count": str(len(clients)), "clients_digest": clients_digest(clients)}
 
     def _remove_strays(self) -> None:
         """Delete temporary files of a crash, and models, statistics and releases that no row names."""

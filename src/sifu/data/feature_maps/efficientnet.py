@@ -165,14 +165,7 @@ def pretrained_efficientnet(
 ) -> NetworkFeatures:
     """Return the feature map of colour or grey images that an EfficientNet-Lite computes (see `DeepNetwork`).
 
-    Args:
-        shape: (channels, height, width) of an image.
-        model: Name of the network, such as efficientnet-lite0.
-        norm: Length of a sample's features.
-        blocks: Number of blocks read before the last layer.
-        size: Side in pixels that smaller images are enlarged to.
-        count: Number of features after the projection, or 0 for no projection.
-        seed: Public seed of the projection.
+    Images smaller than `size` pixels are enlarged to it.
     """
     if shape[0] not in (1, 3):
         raise InputError(f"the pretrained network takes images of 1 or 3 channels, found {shape[0]}")

@@ -186,11 +186,8 @@ class NetworkFeatures(FeatureMap):
     def _batch(self, samples: NDArray[Any], seed: int = 0, *, integers: bool | None = None) -> Floats:
         """Return the features of at most one batch of samples, padded to the full batch size.
 
-        Args:
-            samples: At most one batch of samples.
-            seed: Seed of the generators.
-            integers: True to keep samples as integers. By default they are kept if the module accepts only integers, or
-                if the type of its parameters would round them: a rounded token id is another token.
+        `integers` is True to keep samples as integers. By default they are kept if the module accepts only integers, or
+        if the type of its parameters would round them: a rounded token id is another token.
         """
         kind = next((weight.dtype for weight in self.module.parameters()), torch.float32)
         if integers is None:

@@ -141,14 +141,7 @@ def transformer_features(
 ) -> NetworkFeatures:
     """Return the feature map of a public model, for images or for texts as rows of token ids.
 
-    Args:
-        shape: (channels, height, width) of images, (tokens,) of texts.
-        model: A folder, or a name on the hub.
-        layers: "deep", "last", or the number of layers read before the last one.
-        size: Side that images are resized to, or 0 for the side in the model's preprocessing configuration.
-        count: Number of features after the projection, or 0 for no projection.
-        seed: Public seed of the projection.
-        norm: Length of a sample's features.
+    The options are keys of `[features]`; `shape` is (channels, height, width) of images, or (tokens,) of texts.
     """
     folder = model_folder(model)
     network, drawn = _loaded(folder)

@@ -338,12 +338,7 @@ class Messenger:
     ) -> dict[int, Answer]:
         """Return the parsed replies of `try_to_ask`; record an incident for each client without a reply.
 
-        Args:
-            messages: One message per client.
-            read: Parser of a reply.
-            position: Branch and round of the incidents.
-            doing: Prefix of the incidents' descriptions, which names the step.
-            together: Groups of clients, as in `try_to_ask`.
+        `doing` is a prefix of the incidents' descriptions, which names the step.
         """
         answers, failed = self.try_to_ask(messages, read, together)
         for client, why in sorted(failed.items()):

@@ -98,11 +98,7 @@ def model_message(
     timeout: float,
     config: Mapping[str, Any],
 ) -> Message:
-    """Build a message to a node.
-
-    Returns:
-        The message, ready to be sent.
-    """
+    """Build a message to a node."""
     content = RecordDict({CONFIG: ConfigRecord({**instruction.to_values(), **config})})
     if model is not None:
         content[ARRAYS] = model

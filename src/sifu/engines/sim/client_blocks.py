@@ -249,11 +249,7 @@ def make_block(
     *,
     between_samples: bool,
 ) -> Block:
-    """Copy the data of some clients into a block.
-
-    Returns:
-        The block, in the order of `indices`.
-    """
+    """Return the data of some clients in a block, in the order of `indices`."""
     samples = np.array([clients[i].samples for i in indices], dtype=np.int64)
     width = clients[indices[0]].x.shape[1] + 1
     x = torch.zeros((indices.size, padded, width), dtype=dtype)

@@ -135,16 +135,11 @@ LocalUpdates = RowUpdates | DualUpdates
 def average(
     updates: Sequence[LocalUpdates],
     offset: Floats | None,
-    offset_error: float,
     samples: Integers,
 ) -> Average:
     """Return the weighted mean of the participants' updates, and the distance of each participant from it.
 
-    Args:
-        updates: Updates of all participants, in one or more parts.
-        offset: base - start, or None for zero.
-        offset_error: Bound on the error of `offset`.
-        samples: Number of samples of each participant.
+    `offset` is base - start, or None for zero; `samples` are those of each participant.
     """
     count = samples.size
     weights = samples / samples.sum()
@@ -165,15 +160,15 @@ def average(
         drifts = np.where(drifts == 0.0, 0.0, np.nextafter(drifts, np.inf))
         drifts[np.isnan(drifts)] = np.inf  # an overflow leaves no finite bound
     shift = mean_norm if offset is None else norm_up(step)
-    if mean_error or offset_error:
-        shift = up(shift + mean_error + offset_error)
+    if mean_error:
+        shift = up(shift + mean_error)
     return Average(step, drifts, shift, ())
 
 
 def average_models(local_models: LocalModels, start: Floats, samples: Integers, item_bytes: int) -> Average:
     """Return the mean of complete local models minus `start`, and the distance of each model from the mean."""
     keep = samples.size * start.size * item_bytes <= KEEP_BYTES
-    return average([RowUpdates(local_models, keep)], -start, 0.0, samples)
+    return average([RowUpdates(local_models, keep)], -start, samples)
 
 
 def _repaired(norms: Floats, rows: Floats) -> Floats:

@@ -176,10 +176,7 @@ def check_names(clients: Sequence[ClientData]) -> None:
 def check_clients(
     clients: Sequence[ClientData], objective: Objective, outputs: int, dtype: str, *, flat: bool
 ) -> tuple[CheckedClient, ...]:
-    """Validate the clients and convert their data to the training type.
-
-    Returns:
-        The checked clients, in the order given.
+    """Return the clients in the given order, with their data in the training type.
 
     Raises:
         InputError: If the data of a client cannot be used; the message names the client.

@@ -240,11 +240,7 @@ class HeadsOnDevice(ClosedFormFederation):
 def checked(
     sent: Statistics | Rows, fixed: FixedPoint, client: ClientProfile, position: Position
 ) -> Statistics | Rows | Rejection:
-    """Return the statistics or rows that a client sent, or a rejection if its data cannot have given them.
-
-    Returns:
-        `sent`, or a rejection.
-    """
+    """Return the statistics or rows that a client sent, or a rejection if its data cannot have given them."""
     if sent.fixed != fixed or sent.samples != client.samples:
         detail = f"{sent.samples} samples in [{sent.fixed.describe()}]"
         return Rejection(position, client.name, "wrong samples", left_out=True, detail=detail)

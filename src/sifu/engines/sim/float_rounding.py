@@ -151,10 +151,8 @@ def proven_allowance(
     """Return a function of a round's starting norm and participants that bounds the round's rounding error.
 
     The function bounds the error of a float64 round, summed over the run and its counterfactual. Its result may be
-    infinite if many steps with momentum amplify errors without limit.
-
-    Returns:
-        The function, or None if `dtype` is not float64, because then nothing is proven.
+    infinite if many steps with momentum amplify errors without limit. Nothing is proven for other types than float64,
+    and the result is then None.
     """
     if dtype != "float64":
         return None

@@ -116,7 +116,7 @@ class VectorisedTrainer:
         alone = threads == 1 or all(id(part.block) in self._whole for part in parts)
         with torch.inference_mode(), one_thread() if alone and torch.get_num_threads() > 1 else nullcontext():
             updates = [self._local_updates(part, model, position, keep, len(parts) == 1, threads) for part in parts]
-            mean = average(updates, None, 0.0, samples)
+            mean = average(updates, None, samples)
         step = np.ascontiguousarray(mean.step.reshape(self._shape[::-1]).T).reshape(-1)
         return replace(mean, step=step)
 

@@ -203,9 +203,7 @@ def make_model(
 def module_of_model(model: Model, is_pure: bool) -> str:
     """Return `TrainingFacts.module` for a model: "" for sifu's own, or what is known or declared about the operator's.
 
-    Args:
-        model: Model of a run.
-        is_pure: True if the operator declares that it computes from its inputs and parameters alone.
+    `is_pure` is True if the operator declares that the model computes from its inputs and parameters alone.
     """
     if type(model) is LinearModel:
         return ""

@@ -32,15 +32,7 @@ from sifu.theory.participation import Scores, base_key, fractions, place_key, sc
 
 
 def dropout_key(seed: int, position: Position, client: int, step: ArrayLike, layer: ArrayLike) -> Scores:
-    """Return the key of one dropout layer in one step.
-
-    Args:
-        seed: Seed of the run.
-        position: Branch and round.
-        client: Index of the client.
-        step: Number of the local step, or an array of them.
-        layer: Number of the dropout layer, or an array of them; it broadcasts with `step`.
-    """
+    """Return the key of one dropout layer in one step; `step` and `layer` may be arrays that broadcast."""
     return place_key(base_key(seed, "dropout"), position.branch, position.round, client, step, layer)
 
 

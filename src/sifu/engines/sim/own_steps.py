@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sifu.engines.sim.embedded_clients import CheckedClient, Objective
-from sifu.engines.sim.float_rounding import ClientSizes, linear_curvature
+from sifu.engines.sim.embedded_clients import CheckedClient
+from sifu.engines.sim.float_rounding import linear_curvature
 from sifu.engines.sim.local_training import LocalTraining
 from sifu.engines.sim.models import LinearModel
 from sifu.errors import InputError
@@ -47,10 +47,6 @@ class OwnSteps:
         settings = training.steps, training.momentum, training.weight_decay
         rates = own_rates(training.rate, safe_rates(smoothness, *settings, linear.objective.name))
         return OwnSteps(rates, expansions(rates, smoothness, *settings).tolist(), smoothness, energy)
-
-    def sizes(self, clients: Sequence[CheckedClient], objective: Objective, training: LocalTraining) -> ClientSizes:
-        """Return the quantities from which the rounding of a linear model's round is bounded."""
-        return ClientSizes.of(clients, objective, training, self.rates, self.smoothness, self.energy)
 
 
 class SafeStep(NamedTuple):

@@ -206,7 +206,8 @@ class SimulatedFederation(LacksData, ShowsSamples):
         self._rounding: Callable[[float, ClientIndices], float] | None = None
         self.sizes: ClientSizes | None = None
         if linear:
-            self.sizes = steps.sizes(checked, linear.objective, training)
+            bounds = steps.rates, steps.smoothness, steps.energy
+            self.sizes = ClientSizes.of(checked, linear.objective, training, *bounds)
             self._rounding = proven_allowance(linear, training, self.sizes, settings.dtype)
         self.clients = tuple(
             ClientProfile(client.name, client.samples, training.steps, expansion)

@@ -135,13 +135,9 @@ def capture(
 
     Threads of other lanes may use the device meanwhile, so capture errors are restricted to this thread's calls. The
     graph is recorded in a separate stream. Torch's default stream is shared by all graphs, together with cuBLAS's
-    workspace, in which graphs that run in parallel could overwrite each other's sums.
-
-    Args:
-        device: The GPU.
-        work: Function that submits the work.
-        first: Function that runs once before the capture, to choose kernels and workspaces, by default `work`.
-        pool: Memory for temporary tensors, shared by graphs that never run in parallel.
+    workspace, in which graphs that run in parallel could overwrite each other's sums. `first`, by default `work`, runs
+    once before the capture, to choose kernels and workspaces. Graphs that never run in parallel may share the `pool` of
+    memory.
     """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with _fixed_kernels(device):
