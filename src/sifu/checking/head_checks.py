@@ -18,11 +18,10 @@ from sifu.requests.certification import RecordedRequest, solves
 from sifu.requests.files_to_erase import statistics_to_erase, sum_left
 from sifu.run.run_view import RunView
 from sifu.store.files import is_locked
-from sifu.store.own_statistics import OwnStatistics
 from sifu.store.projection import ENDINGS
 from sifu.store.reader import RunReader
 from sifu.store.replayed_ledger import ReplayedTables
-from sifu.store.statistics_files import StatisticsRow, read_statistics
+from sifu.store.statistics_files import OwnStatistics, StatisticsRow, read_statistics
 from sifu.theory.closed_form import Rows, Statistics
 from sifu.theory.closed_form.ridge import GRID, RESIDUAL, gcv_scores, residual_of
 from sifu.theory.closed_form.sum_check import is_sum_of

@@ -218,23 +218,11 @@ def gate_replies(
     forgotten: Iterable[int],
     averaging: Callable[[AcceptedModels], Average] | None = None,
 ) -> tuple[AcceptedModels | None, tuple[Rejection, ...]]:
-    """Check the replies of a round.
+    """Check the replies of a round; return the accepted models, or None if there are none, and the refused replies.
 
     With `averaging`, the entries of all replies are first checked together: ||theta_i - theta|| <= ||theta_i - mean|| +
     ||mean - theta|| bounds each update. If this bound is at most half the limit for every reply, no reply is read
-    again, and the accepted models include their average.
-
-    Args:
-        federation: Model layout and clients of the engine.
-        setup: The round's starting model, position and active clients.
-        drawn: Clients that were asked.
-        replies: Replies to check.
-        rules: Limit of updates, and the treatment of refused replies.
-        forgotten: Clients whose replies are always refused.
-        averaging: Function that averages models, or None to check each reply separately.
-
-    Returns:
-        The accepted models, or None if there are none, and the refused replies.
+    again, and the accepted models include their average. Replies of `forgotten` clients are always refused.
 
     Raises:
         RoundRejectedError: If a client is left out because its reply was refused, and the rules say `stop`.

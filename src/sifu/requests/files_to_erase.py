@@ -10,8 +10,7 @@ from sifu.choices import Retention
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.run.group_state import contains_any, nodes_always_kept
 from sifu.run.run_view import RunView
-from sifu.store.own_statistics import OwnStatistics
-from sifu.store.statistics_files import StatisticsRow, read_statistics, write_sum
+from sifu.store.statistics_files import OwnStatistics, StatisticsRow, read_statistics, write_sum
 from sifu.store.writer import RunWriter
 from sifu.theory.closed_form.sums import RunningSum
 from sifu.theory.rollback import Exposure, Subject, depths_to_erase

@@ -28,8 +28,7 @@ from sifu.run.releases import is_due, publish
 from sifu.run.run_view import RunView, measures_training_rows
 from sifu.run.training import Progress, ProgressCallback, RecordedTraining
 from sifu.store.files import uninterrupted
-from sifu.store.own_statistics import OwnStatistics
-from sifu.store.statistics_files import StatisticsRow, read_statistics, write_sum
+from sifu.store.statistics_files import OwnStatistics, StatisticsRow, read_statistics, write_sum
 from sifu.store.writer import RunWriter
 from sifu.theory.closed_form import Rows, Statistics, fit_head, total
 from sifu.theory.closed_form.sums import RunningSum

@@ -12,7 +12,7 @@ from sifu.core.layout import ModelLayout, Vector
 from sifu.core.spec import Spec
 from sifu.errors import InputError
 from sifu.run.run_view import RunView
-from sifu.store.own_statistics import OwnStatistics
+from sifu.store.statistics_files import OwnStatistics
 from sifu.theory.closed_form import Statistics
 from sifu.theory.facts import ClientProfile, TrainingFacts
 from sifu.theory.participation import ClientIndices

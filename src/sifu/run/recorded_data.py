@@ -132,11 +132,8 @@ def _joined_from(reader: RunReader) -> dict[str, tuple[str, str]]:
 def clients_of_file(spec: Spec, file: Path, name: str | None, owner: str = "") -> tuple[Any, ...]:
     """Return the clients in a file of the format that the run was trained from.
 
-    Args:
-        spec: Spec of the run.
-        file: File to read.
-        name: Name of the file's only client, or None if the file names its clients.
-        owner: Name that keys the held-out rows of the only client, by default `name`.
+    `name` is that of the file's only client, or None if the file names its clients; `owner`, by default `name`, keys
+    the held-out rows of the only client.
     """
     from sifu.data import from_dataset, given_clients
 

@@ -21,11 +21,10 @@ from sifu.errors import RunDamagedError
 from sifu.run.training import Progress, ProgressCallback
 from sifu.store.actors import actor_name
 from sifu.store.files import remove_files
-from sifu.store.own_statistics import OwnStatistics
 from sifu.store.projection import NewEvent
 from sifu.store.reader import NOISE_GIVEN, RELEASED, RESTORED, RunReader, chain_of
 from sifu.store.release_files import ReleaseRow, released_node, releases, unnamed_releases, write_release
-from sifu.store.statistics_files import read_statistics
+from sifu.store.statistics_files import OwnStatistics, read_statistics
 from sifu.store.writer import RunWriter
 from sifu.theory.closed_form import Rows, total
 from sifu.theory.history import PathNode

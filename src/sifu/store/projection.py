@@ -195,7 +195,6 @@ def _read_terms(text: str) -> Terms:
 JSON_PARSERS: dict[Any, Callable[[Any], Any]] = {
     "tuple[str, ...]": lambda text: tuple(json.loads(text)),
     "tuple[int, ...]": lambda text: tuple(json.loads(text)),
-    "dict[int, str]": lambda text: {int(key): value for key, value in json.loads(text).items()},
     "Terms": _read_terms,
 }
 """Parsers of JSON columns, by the type of the field."""

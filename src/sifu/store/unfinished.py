@@ -82,16 +82,8 @@ def finish_creation(folder: Path) -> None:
 class NewRun:
     """Content of a new run.
 
-    Attributes:
-        given_spec: The spec as the user gave it.
-        spec: The merged spec.
-        layout: Layout of the model.
-        clients: All clients.
-        facts: Training facts.
-        versions: Versions of the software.
-        initial_model: Parameters of the initial model.
-        sample_digests: Digest of each client's samples, if available (`store.salts`).
-        noise_given: True if the caller gives the source of noise, instead of the operating system.
+    `given_spec` is the spec as the user gave it, and `spec` the merged one. `sample_digests` has the digest of each
+    client's samples, if available (`store.salts`). `noise_given` is True if the caller gives the source of noise.
     """
 
     given_spec: Mapping[str, Any]

@@ -125,16 +125,8 @@ def follow(
     """Refuse a checkpoint that is not signed, or that does not follow from the kept checkpoint.
 
     A head of the same event must equal the kept head, and a head of an earlier event is refused. A head of a later
-    event must be computable from the kept head and the links.
-
-    Args:
-        kept: The kept checkpoint, or None if there is none.
-        shown: The checkpoint of the message.
-        changes: Key rotations.
-        links: Number of the event after which the links begin, and [time, kind, commitment] of each later event.
-
-    Raises:
-        InputError: If the checkpoint is refused.
+    event must be computable from the kept head and the links: the number of the event after which they begin, and
+    [time, kind, commitment] of each later event.
     """
     if not shown.holds:
         raise InputError(f"the checkpoint of event {shown.seq} is not signed by the key it names")
