@@ -32,11 +32,13 @@ def history_of(reader: RunReader) -> list[HistoryRow]:
     """Return the evaluations on the active clients' training data, in order."""
     requests = {row.request_order: row.request for row in reader.requests() if row.request_order is not None}
     nodes = reader.nodes_by_number()
+    # The rounds of a request are on the branch that its noise or its fresh model begins.
+    of_branch = {node.branch: requests[node.order] for node in nodes.values() if node.order in requests}
     rows = []
     for row in reader.evaluations():
         if row.subset == ACTIVE:
             node = nodes[row.node]
-            request = requests.get(node.order, "")
+            request = of_branch.get(node.branch, "")
             rows.append(HistoryRow(row.node, request, node.branch, node.position, row.accuracy, row.loss, row.samples))
     return rows
 
