@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 from sifu.core.method_info import METHOD_INFOS, MethodInfo
@@ -11,7 +10,6 @@ from sifu.core.request_terms import Terms
 from sifu.methods.base import Claim, Method, plan_from
 from sifu.planning.plan import Plan
 from sifu.run.run_view import RunView
-from sifu.theory.calibration import hidden_sensitivity
 
 
 class Scratch(Method):
@@ -21,8 +19,7 @@ class Scratch(Method):
 
     def plan(self, view: RunView, terms: Terms) -> Plan:
         """Plan a fresh model, without noise or charges."""
-        psi_star = 0.0 if terms.sigma == "auto" else hidden_sensitivity(terms.sigma, terms.multiplier)
-        return replace(plan_from(self, view, terms, None), psi_star=psi_star)
+        return plan_from(self, view, terms, None)
 
     def premises(self, claim: Claim) -> tuple[Premise, ...]:
         """Return the premises about the steps before training; no client's data influenced the fresh model."""

@@ -20,7 +20,6 @@ from sifu.planning.plan import Plan
 from sifu.planning.rounds import FirstTraining
 from sifu.run.run_view import RunView
 from sifu.theory.automatic_noise import rounded_up_sigma
-from sifu.theory.calibration import hidden_sensitivity
 from sifu.theory.facts import BUFFERS
 from sifu.theory.rollback import Choice, Exposure, choose_node, least_noises
 
@@ -49,7 +48,6 @@ class Sifu(Method):
         return replace(
             plan,
             wanted_node=view.path.nodes[node.wanted_depth].node,
-            psi_star=hidden_sensitivity(sigma, terms.multiplier),
             notes=(*plan.notes, *_notes(view, plan, node)),
         )
 
