@@ -25,8 +25,8 @@ MAY_TRAIN: dict[str, str] = {
     "engines/sim": "test_heads_on_device test_sim_agreement test_sim_drifts test_trainers test_whole_batches",
     "guards": "guards test_guards",
     "house": "test_without_torch",
-    "methods": "test_groups_method test_method_conformance",
-    ".": "random_journeys random_runs release_journeys run_fixtures runs",
+    "methods": "test_groups_method",
+    ".": "adapters random_journeys random_runs release_journeys run_fixtures runs test_conformance",
     "planning": "test_auto_method test_noise_planning",
     "report": "conftest test_report_page",
     "requests": "test_approvals test_erasure test_every_name_of_a_client test_everyone_gone_counts "
@@ -42,7 +42,7 @@ MAY_TRAIN: dict[str, str] = {
     "test_regularity_agrees test_seen_heads test_signed_contradictions test_unrecorded_files",
 }
 """Files by folder that contain a call to `train`. A file that no longer needs one leaves the list; none joins it."""
-MOST = 365
+MOST = 364
 """Number of functions that call `train`, tests, fixtures and helpers alike. It may only fall."""
 
 
