@@ -12,9 +12,9 @@ import numpy as np
 import sifu
 
 LAST, COMPANION = "ward-6", "ward-1"
-NAMES = ("ward-0", COMPANION, "ward-2", "ward-3", "ward-4", "ward-5", LAST)
-"""Clients of every federation. `secret_draws.fix_groups` puts the named two and ward-5 into one group, and the others
-into two groups of two.
+NAMES = ("ward-0", COMPANION, "ward-2", "ward-3", "ward-4", "ward-5", "ward-7", LAST)
+"""Clients of every federation. `secret_draws.fix_groups` puts the named two and ward-5 in one group, ward-2 and 4 in
+another, and the others in a third.
 """
 LOCAL = {"rate": 0.01, "steps": 2}
 ROUNDS = 4
@@ -41,6 +41,8 @@ class Federation:
 
     has_records = False
     """Whether records of a client can be forgotten."""
+    evaluates = False
+    """Whether retraining is evaluated on the rows of those who stay."""
 
     def __init__(self, folder: Path, method: str, data: dict[str, Rows], noise: Any = None) -> None:
         self.folder, self.method, self.data, self.noise = folder, method, dict(data), noise
@@ -82,6 +84,10 @@ class Linear(Federation):
 
     has_records = True
     module: Any = None
+
+    @property
+    def evaluates(self) -> bool:  # type: ignore[override]
+        return self.method != "closed_form"
 
     def sections(self) -> dict[str, Any]:
         return {"model": {"kind": "softmax", "outputs": 3}}

@@ -23,7 +23,7 @@ from run_tools import Command, copy_run, small_spec
 
 PAIRS = [(kind, method) for kind in KINDS for method in METHODS if (kind, method) not in ABSENT]
 EVERYONE = {name: rows_of(name) for name in NAMES}
-SIGMAS = {"sifu": (0.002, 0.0005, 5.0, "auto")}
+SIGMAS = {"sifu": (0.0015, 0.0005, 5.0, "auto")}
 """Noise of the planned requests: back to the middle, to the beginning, nowhere; and what sifu chooses."""
 LEVELS = {"linear": "proven", "module": "conditional", "loop": "conditional"}
 """Level by kind where noise hides what a client left; where it left nothing, the level is exact."""
@@ -126,7 +126,7 @@ class Laws:
         outcomes = trained.run().outcomes()
         assert [outcome.request for outcome in outcomes] == [first, *queued]
         assert [outcome.clients for outcome in outcomes] == [(NAMES[0],), (LAST, NAMES[2]), (NAMES[3],)]
-        stay = {COMPANION, NAMES[4], NAMES[5]}
+        stay = {COMPANION, *NAMES[4:7]}
         assert set().union(*trained.asked) <= stay  # whoever waits is not asked while others are forgotten
         for outcome in outcomes[1:]:
             assert outcome.cost.local_steps == steps_of(trained, outcome.rounds, stay)
@@ -163,7 +163,7 @@ class Laws:
 
     def test_what_is_interrupted_goes_on_to_the_same_model_and_draws_nothing_twice(self, make: Make) -> None:
         straight, stopped = (make(name, noise=np.random.default_rng(5)) for name in ("straight", "stopped"))
-        for leavers in ((), (NAMES[3],), (NAMES[0], LAST)):
+        for leavers in ((), (NAMES[0], LAST)):
             for fed in (straight, stopped) if leavers else ():
                 fed.request(*leavers, request="-".join(leavers), sigma=0.004)
             assert straight.work()
@@ -190,9 +190,8 @@ class Laws:
             stay = {name: len(y) for name, (_, y) in EVERYONE.items() if name not in gone}
             assert outcome.cost.local_steps == steps_of(fed, outcome.rounds, stay)
             rows = [row.samples for row in fed.run().history() if row.request == outcome.request]
-            evaluates = fed.has_records and fed.method != "closed_form"
-            assert set(rows) == ({sum(stay.values())} if evaluates else set())
-            assert not evaluates or len(rows) > outcome.rounds
+            assert set(rows) == ({sum(stay.values())} if fed.evaluates else set())
+            assert not fed.evaluates or len(rows) >= outcome.rounds
             check_verified(fed)
             for name in leavers & fed.data.keys() if fed.has_records else ():
                 del fed.data[name]  # their data need not exist any more

@@ -19,7 +19,7 @@ MAY_TRAIN: dict[str, str] = {
     "data": "test_data_dataset test_data_table test_deep_features test_feature_modules test_frozen_features "
     "test_held_out_rows test_regression_tables test_transformer_features",
     "docs": "test_dpo_page",
-    "engines/flower": "test_flower_checkpoints test_flower_closed_form test_flower_groups test_flower_methods "
+    "engines/flower": "test_flower_checkpoints test_flower_closed_form test_flower_groups "
     "test_flower_runs test_flower_stragglers",
     "engines/gpu": "test_graph_engine test_run_devices",
     "engines/sim": "test_heads_on_device test_sim_agreement test_sim_drifts test_trainers test_whole_batches",
@@ -42,7 +42,7 @@ MAY_TRAIN: dict[str, str] = {
     "test_regularity_agrees test_seen_heads test_signed_contradictions test_unrecorded_files",
 }
 """Files by folder that contain a call to `train`. A file that no longer needs one leaves the list; none joins it."""
-MOST = 364
+MOST = 363
 """Number of functions that call `train`, tests, fixtures and helpers alike. It may only fall."""
 
 
