@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import sifu
 import sifu_verifier
@@ -67,28 +65,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("keep", ["clients", "sum"])
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(leaving=st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True), together=st.booleans())
-def test_forgetting_leaves_the_very_bits_of_a_run_that_never_had_the_client(
-    tmp_path_factory: pytest.TempPathFactory, keep: str, leaving: list[int], together: bool
-) -> None:
-    folder = tmp_path_factory.mktemp("bits")
-    clients, spec = table_clients(8), TABLE | {"keep": {"statistics": keep}}
-    run = sifu.train(spec, run=folder / "forgot", clients=clients)
-    names = [f"c{number}" for number in leaving]
-    for request in [names] if together else [[name] for name in names]:
-        (outcome,) = run.forget(request)
-        assert outcome.level == "exact"
-        assert outcome.rounds == (0 if keep == "clients" else 1)
-    staying = [client for client in clients if client.name not in names]
-    never = sifu.train(spec, run=folder / "never", clients=staying)
-    assert kept_sum(folder / "forgot").digest() == kept_sum(folder / "never").digest()
-    np.testing.assert_array_equal(head_of(folder / "forgot"), head_of(folder / "never"))
-    assert run.verify().problems == never.verify().problems == []
-
-
 @pytest.mark.parametrize("keep", ["clients", "sum"])
 def test_joining_and_leaving_in_any_order_gives_the_bits_of_those_who_are_there(tmp_path: Path, keep: str) -> None:
     clients, spec = table_clients(9), TABLE | {"keep": {"statistics": keep}}
@@ -108,23 +84,6 @@ def test_joining_and_leaving_in_any_order_gives_the_bits_of_those_who_are_there(
     assert sifu_verifier.verify(tmp_path / "run") == []
     sifu.train(spec, run=tmp_path / "never", clients=[clients[k] for k in (2, 3, 5, 6, 8)])
     assert kept_sum(tmp_path / "run").digest() == kept_sum(tmp_path / "never").digest()
-
-
-def test_records_of_a_client_are_forgotten_by_leaving_and_joining_again_without_them(tmp_path: Path) -> None:
-    """The recipe of docs/closed-form.md gives the sums of a client that never had the records."""
-    clients = table_clients(6)
-    third = clients[3]
-    left = ClientData("c3-2", third.x[2:], third.y[2:])
-    run = sifu.train(TABLE, run=tmp_path / "run", clients=clients)
-    (outcome,) = run.forget(["c3"])
-    assert outcome.level == "exact"
-    again = sifu.open_run(tmp_path / "run", clients=[*clients, left])
-    assert again.join() == ["c3-2"]
-    assert again.verify().problems == []
-    others = [client for client in clients if client is not third]
-    sifu.train(TABLE, run=tmp_path / "never", clients=[*others, left])
-    assert kept_sum(tmp_path / "run").digest() == kept_sum(tmp_path / "never").digest()
-    np.testing.assert_array_equal(head_of(tmp_path / "run"), head_of(tmp_path / "never"))
 
 
 def test_nobody_joins_a_model_trained_in_rounds_this_way(tmp_path: Path) -> None:

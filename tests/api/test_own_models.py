@@ -16,7 +16,6 @@ from torch.utils.data import Dataset, TensorDataset
 import sifu
 from run_tools import query, scalars, state
 from sifu.errors import InputError
-from sifu.run.training import Progress
 
 SPEC: dict[str, Any] = {
     "data": {"preprocessing": "fixed"},
@@ -73,33 +72,6 @@ WAYS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_own_network_and_own_data(tmp_path: Path, way: str) -> None:
-    clients = WAYS[way]()
-    run = sifu.train(SPEC, run=tmp_path / "run", model=small_cnn, clients=clients)
-    plan = run.plan(["hospital 1"], sigma=5.0)
-    assert plan.level == "conditional"
-    assert any(premise.name == "regularity" and premise.status == "assumed" for premise in plan.premises)
-    (first,) = run.forget(["hospital 1"], sigma=5.0)
-    assert first.level == "conditional"
-    # Another process opens the folder and continues with the same model and data.
-    again = sifu.open_run(tmp_path / "run", model=small_cnn, clients=clients)
-    (second,) = again.forget(["hospital 2", "hospital 4"], sigma=5.0)
-    assert second.rounds == 4
-    assert again.verify().problems == []
-    (third,) = again.forget(["hospital 0"], method="scratch")
-    assert third.level == "exact"
-    assert again.verify().problems == []
-    # Reading the run needs neither model nor data.
-    reading = sifu.open_run(tmp_path / "run")
-    assert len(reading.outcomes()) == 3
-    assert reading.verify().problems == []
-    module = small_cnn()
-    from safetensors.torch import load_file
-
-    module.load_state_dict(load_file(reading.export(tmp_path / "model.safetensors")))
-
-
 def test_all_ways_to_hand_over_data_record_the_same(tmp_path: Path) -> None:
     recorded = [
         scalars(sifu.train(SPEC, run=tmp_path / str(number), model=small_cnn, clients=make()).folder)
@@ -152,18 +124,6 @@ def test_what_lies_outside_the_theory_is_named(tmp_path: Path) -> None:
     assert any("dropout" in text for text in named), named
     run.forget(["hospital 1"], sigma=5.0)
     assert run.verify().problems == []
-
-
-def test_an_interrupted_run_with_an_own_model_goes_on(tmp_path: Path) -> None:
-    def stop(update: Progress) -> None:
-        if update.rounds == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        sifu.train(SPEC, run=tmp_path / "run", model=small_cnn, clients=arrays(), progress=stop)
-    run = sifu.train(SPEC, run=tmp_path / "run", model=small_cnn, clients=arrays())
-    whole = sifu.train(SPEC, run=tmp_path / "whole", model=small_cnn, clients=arrays())
-    assert scalars(run.folder) == scalars(whole.folder)
 
 
 def test_an_own_linear_model_is_measured(tmp_path: Path) -> None:

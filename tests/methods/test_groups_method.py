@@ -15,7 +15,6 @@ from run_tools import copy_run, query, small_spec
 from sifu.core.certificate_words import words_of
 from sifu.core.engine import Engine, Position
 from sifu.errors import InputError
-from sifu.run.training import Progress
 from sifu.store.projection import NewEvent
 from sifu.store.reader import JOINED
 from sifu.store.writer import RunWriter
@@ -198,38 +197,12 @@ def test_hit_groups_are_erased_and_built_again_without_the_leavers(own: sifu.Run
     assert own.verify().problems == []
 
 
-def test_every_other_method_still_works(own: sifu.Run) -> None:
-    for number, method in enumerate(("sifu", "scratch", "groups", "scratch", "groups")):
-        terms = {"sigma": 0.1} if method == "sifu" else {}
-        (outcome,) = own.forget([f"client-{number:03d}"], method=method, **terms)
-        assert outcome.level == "exact"
-        assert own.verify().problems == []
-    own.purge()
-    assert own.verify().problems == []
-
-
 def test_a_merge_bounds_nobody_and_touches_no_stranger(own: sifu.Run) -> None:
     """Psi through a merge is infinite for members of merged groups and zero for the forgotten client."""
     own.forget(["client-001"], method="groups")
     psi = {client.name: client.psi for client in own.status().clients}
     assert psi["client-001"] == 0.0
     assert max(psi.values()) == np.inf
-
-
-def test_requests_during_the_rounds_apart_wait_for_the_merge(tmp_path: Path) -> None:
-    def stop(update: Progress) -> None:
-        if update.phase == "separate groups" and update.rounds == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        sifu.train(SPEC, run=tmp_path / "run", progress=stop)
-    run = sifu.open_run(tmp_path / "run")
-    assert run.verify().problems == []
-    assert "still train separately" in run.plan(["client-000"], method="groups").notes[0]
-    (outcome,) = run.forget(["client-000"], method="groups")
-    assert outcome.level == "exact"
-    assert query(run.folder, "SELECT COUNT(*) FROM events WHERE kind = 'merged'") == [(1,)]
-    assert run.verify().problems == []
 
 
 def test_a_client_that_joins_belongs_to_the_group_of_its_name(tmp_path: Path) -> None:

@@ -139,37 +139,6 @@ def test_any_sequence_gives_the_bits_of_a_federation_that_never_had_what_was_rem
     assert sifu.open_run(folder / "run", clients=given_clients).verify().problems == []
 
 
-@pytest.mark.parametrize(
-    ("method", "sections"),
-    [
-        ("sifu", {}),
-        ("scratch", {}),
-        ("groups", {"groups": {"count": 3, "rounds": 2}}),
-    ],
-)
-def test_other_methods_forget_the_client_and_let_it_join_again(
-    tmp_path: Path, method: str, sections: dict[str, Any]
-) -> None:
-    clients = table_clients(5)
-    run = sifu.train(ROUNDS | sections, run=tmp_path / "run", clients=clients)
-    (outcome,) = run.forget(["c3"], records=[0, 2], method=method, sigma=0.5)
-    assert outcome.records == 2
-    names = [name for (name,) in query(tmp_path / "run", "SELECT name FROM clients ORDER BY client")]
-    assert names == ["c0", "c1", "c2", "c3", "c4", "c3~2"]
-    ((samples,),) = query(tmp_path / "run", "SELECT samples FROM clients WHERE client = 5")
-    assert samples == clients[3].samples - 2
-    took_part = query(tmp_path / "run", "SELECT node FROM participation WHERE client = 5")
-    ((noise_node,),) = query(tmp_path / "run", "SELECT noise_node FROM requests")
-    assert took_part
-    assert min(took_part) > (noise_node,)
-    assert fine(run)
-    # Later commands read the data and drop the rows again.
-    later = sifu.open_run(tmp_path / "run", clients=clients)
-    later.forget(["c3"], method="scratch")
-    assert query(tmp_path / "run", "SELECT clients FROM subjects") == [("[3]",), ("[3,5]",)]
-    assert fine(later)
-
-
 class Killed(BaseException):
     pass
 

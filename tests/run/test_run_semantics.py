@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 import sifu
-from run_tools import copy_run, numbers_of, query, scalars, small_spec, state
+from run_tools import copy_run, numbers_of, query, scalars, small_spec
 from sifu.run.run_view import RunView
 from sifu.theory.rollback import is_covered
 
@@ -173,49 +171,6 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path: Pat
 
 
 # -- budgets ------------------------------------------------------------------------------------------------------
-
-
-def test_a_plan_changes_nothing(own_run: Path) -> None:
-    run = sifu.open_run(own_run)
-    before = state(own_run)
-    for terms in ({}, {"sigma": 0.01}, {"method": "scratch"}, {"epsilon": 0.1}):
-        run.plan(["client-007", "client-008"], **terms)
-    assert state(own_run) == before
-
-
-@pytest.mark.long
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from([0.03, 0.08, 0.2, 1.0, "auto"]),
-            st.sampled_from(["paper", "strict"]),
-            st.sampled_from([1.0, 10.0]),
-            st.sampled_from(["sifu", "sifu", "sifu", "scratch"]),
-            st.integers(1, 2),
-        ),
-        min_size=1,
-        max_size=4,
-    )
-)
-def test_any_sequence_of_requests_verifies(
-    trained_run: Path, tmp_path_factory: pytest.TempPathFactory, sequence: list[tuple[Any, ...]]
-) -> None:
-    folder = copy_run(trained_run, tmp_path_factory.mktemp("sequence") / "run")
-    run = sifu.open_run(folder)
-    first = 0
-    for sigma, retention, epsilon, method, count in sequence:
-        clients = [f"client-{first + k:03d}" for k in range(count)]
-        first += count
-        terms = {"sigma": sigma, "retention": retention, "epsilon": epsilon}
-        plan = run.plan(clients, method=method, **terms)
-        (outcome,) = run.forget(clients, method=method, **terms)
-        assert (outcome.rollback_to, outcome.sigma) == (plan.source_rounds, plan.noise_std)
-        if retention == "strict":
-            for client in range(first - count, first):
-                assert all(psi == 0.0 for psi in traces(folder, client).values())
-    assert run.verify().problems == []
-    assert on_disk(folder) == {node for (node,) in query(folder, "SELECT node FROM models")}
 
 
 # -- levels of every kind of training ----------------------------------------------------------------------------------

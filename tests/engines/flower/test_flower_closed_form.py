@@ -18,58 +18,11 @@ import sifu
 import sifu_verifier
 from sifu.core.spec import Spec
 from sifu.engines.flower.client import client_app
-from sifu.engines.flower.wire import PREPARE_STATISTICS, SEND_MASKED_STATISTICS, STATISTICS
+from sifu.engines.flower.wire import PREPARE_STATISTICS
 from sifu.engines.ready import ReadyClient
-from sifu.errors import InputError
 from sifu.requests.client_list import ask_for_change, fingerprint_of_file
 from sifu.run.clients_and_engine import clients_from_spec
 from sifu.store.reader import RunReader
-
-
-@pytest.mark.parametrize("masked", [True, False])
-def test_a_run_on_flower_has_the_bits_of_the_embedded_engine(tmp_path: Path, masked: bool) -> None:
-    spec = head_spec()
-    fed = Federation(tmp_path, spec, masked_statistics=masked)
-    fed.serve()
-    sifu.train(spec, run=tmp_path / "embedded")
-    assert kept_sum(fed.run_folder).digest() == kept_sum(tmp_path / "embedded").digest()
-    np.testing.assert_array_equal(head_of(fed.run_folder), head_of(tmp_path / "embedded"))
-    assert sorted(path.name for path in (fed.run_folder / "statistics").iterdir()) == ["1.sum.statistics"]
-    sound(fed.run_folder)
-
-
-@pytest.mark.parametrize("settings", [{}, {"masked_statistics": False}])
-@pytest.mark.parametrize("keep", ["sum", "clients"])
-def test_forgetting_leaves_the_bits_of_a_federation_that_never_had_the_client(
-    tmp_path: Path, settings: dict, keep: str
-) -> None:
-    if keep == "clients" and not settings:
-        with pytest.raises(InputError, match="masked-statistics = false"):
-            Federation(tmp_path, head_spec(keep={"statistics": "clients"})).serve()
-        return
-    fed = Federation(tmp_path, head_spec(keep={"statistics": keep}), **settings)
-    fed.serve()
-    names = [fed.data[2].name, fed.data[5].name]
-    run = sifu.open_run(fed.run_folder)
-    for number, name in enumerate(names):
-        run.request([name], f"r{number}")
-    fed.grid.sent.clear()
-    assert fed.serve() == ["r0", "r1"]
-    assert not set(names) & fed.contacted()
-    kinds = [message.metadata.message_type for message in fed.grid.sent]
-    sent = {kind: kinds.count(kind) for kind in kinds if kind.startswith("train")}
-    if keep == "clients":
-        assert sent == {}
-    else:
-        # Both requests arrived before the first was executed, so the new sum already omits both clients.
-        assert sent == ({PREPARE_STATISTICS: 6, SEND_MASKED_STATISTICS: 6} if not settings else {STATISTICS: 6})
-    assert [(outcome.level, outcome.clients) for outcome in run.outcomes()] == [
-        ("exact", (names[0],)),
-        ("exact", (names[1],)),
-    ]
-    staying = [client for client in fed.data if client.name not in names]
-    assert kept_sum(fed.run_folder).digest() == embedded_sum(fed.spec, staying).digest()
-    sound(fed.run_folder)
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -323,30 +323,6 @@ def test_a_client_tells_one_distance_a_round_masks_once_and_sends_nothing_in_the
 # -- whole runs ----------------------------------------------------------------------------------------------
 
 
-def test_a_masked_run_forgets_and_has_the_same_psi_and_says_what_is_assumed(tmp_path: Path) -> None:
-    for name in ("plain", "masked"):
-        (tmp_path / name).mkdir()
-    spec = replace(SPEC, privacy=replace(SPEC.privacy, sigma=0.12))
-    plain = Federation(tmp_path / "plain", spec)
-    masked = Federation(tmp_path / "masked", spec, masked_updates=True)
-    for federation in (plain, masked):
-        federation.serve()
-    np.testing.assert_allclose(psi_of(plain.run_folder), psi_of(masked.run_folder), rtol=0, atol=1e-6)
-    name = masked.data[3].name
-    a, b = (sifu.open_run(federation.run_folder).plan([name]) for federation in (plain, masked))
-    assert (a.source_node, a.wanted_node) == (b.source_node, b.wanted_node)
-    assert b.level == "conditional"
-    assert any("masked round" in str(premise) for premise in b.premises)
-    sifu.open_run(masked.run_folder).request([name], "one")
-    masked.grid.sent.clear()
-    assert masked.serve() == ["one"]
-    assert name not in masked.contacted()
-    assert sifu.open_run(masked.run_folder).verify().problems == []
-    masked.settings = replace(masked.settings, masked_updates=False)
-    with pytest.raises(InputError, match="same min-replies, masked-updates and masked-statistics"):
-        masked.serve()
-
-
 def test_a_lost_report_makes_psi_unbounded_for_that_client_alone(tmp_path: Path) -> None:
     for name in ("whole", "lost"):
         (tmp_path / name).mkdir()

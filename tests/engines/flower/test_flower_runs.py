@@ -6,41 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from flower_federation import small_spec
-from served_runs import SPEC, Federation, new_key, psi_of
+from served_runs import SPEC, Federation, new_key
 
 import sifu
 from sifu.errors import InputError, NoClientResponseError
-
-
-@pytest.mark.parametrize("sections", [{}, {"server": {"participation": "poisson(0.7)"}, "local": {"batch": 5}}])
-def test_the_same_problem_gives_the_same_psi_node_and_model(tmp_path: Path, sections: dict) -> None:
-    spec = small_spec(
-        data={"clients": 12, "samples_per_client": 12, "preprocessing": "fixed"},
-        stop={"max_rounds": 14, "target": 0.0},
-        privacy={"sigma": 0.12},
-        **sections,
-    )
-    flower = Federation(tmp_path, spec)
-    assert flower.serve() == []
-    embedded = sifu.train(spec, run=tmp_path / "embedded")
-    np.testing.assert_allclose(psi_of(flower.run_folder), psi_of(tmp_path / "embedded"), rtol=1e-6)
-    name = flower.data[3].name
-    plan, expected = sifu.open_run(flower.run_folder).plan([name]), embedded.plan([name])
-    assert (plan.source_node, plan.wanted_node, plan.level) == (
-        expected.source_node, expected.wanted_node, expected.level,
-    )  # fmt: skip
-    assert 0 < plan.source_node < 14
-    assert plan.level == "proven"
-    assert plan.noise_std == pytest.approx(expected.noise_std, rel=1e-9)
-    a, b = (sifu.open_run(folder).reader() for folder in (flower.run_folder, tmp_path / "embedded"))
-    for node in (0, plan.source_node, a.tip):
-        np.testing.assert_allclose(a.load_model(node), b.load_model(node), rtol=0, atol=1e-11)
-    a.close()
-    b.close()
-    assert sifu.open_run(flower.run_folder).verify().problems == []
 
 
 def test_requests_that_arrive_during_training_are_executed_and_training_goes_on(tmp_path: Path) -> None:
