@@ -124,7 +124,8 @@ class Laws:
         assert trained.work()
         check_verified(trained)
         outcomes = trained.run().outcomes()
-        assert [outcome.request for outcome in outcomes] == [first, *queued]
+        done = [event.content["request"] for event in trained.run().trail("request done").events]
+        assert [outcome.request for outcome in outcomes] == done[::-1] == [first, *queued]
         assert [outcome.clients for outcome in outcomes] == [(NAMES[0],), (LAST, NAMES[2]), (NAMES[3],)]
         stay = {COMPANION, *NAMES[4:7]}
         assert set().union(*trained.asked) <= stay  # whoever waits is not asked while others are forgotten
@@ -176,6 +177,7 @@ class Laws:
             assert same(released(straight), released(stopped))
             check_verified(stopped)
         assert straight.noise.bit_generator.state == stopped.noise.bit_generator.state
+        assert (straight.run().outcomes()[0].sigma > 0.0) == (straight.method == "sifu")
         assert straight.run().outcomes() == stopped.run().outcomes()
 
     def test_whoever_is_forgotten_is_never_asked_again(self, make: Make) -> None:
