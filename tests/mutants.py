@@ -25,7 +25,7 @@ ROOMS = (
     "theory/**/*.py core/premises.py core/observers.py core/replies.py core/round.py core/round_stream.py "
     "requests/certification.py requests/erasure.py requests/files_to_erase.py requests/roll_back.py methods/*.py "
     "run/training.py run/group_training.py run/group_state.py run/closed_form_round.py run/releases.py "
-    "run/regularities.py run/clients_view.py checking/*.py"
+    "run/clients_view.py checking/*.py"
 )
 """Theory, premises, levels, budgets, erasure, training and verification, below src/sifu."""
 SUITES = ("test_conformance.py", "cli/test_bad_input.py", "test_tamper.py", "test_journeys.py", "test_crash.py")

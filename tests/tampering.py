@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 DATABASE = "run.db"
+KINDS = {bool: "TEXT", int: "INTEGER", float: "REAL", str: "TEXT", type(None): "TEXT"}
+"""Kind of column that holds values of each type of JSON."""
 MOST_ROWS = 3
 """Rows tried per column of a large table, besides the last one; of a small table every row is tried."""
 SMALL = 16
@@ -195,10 +197,11 @@ def _rows(folder: Path) -> Iterator[Change]:
 # -- certificates and other files --------------------------------------------------------------------------------------
 
 
-def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield every value of a JSON text that holds no others, with its path."""
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(inner, (*path, key))
+            yield from leaves(inner, (*path, key))
     else:
         yield path, value
 
@@ -220,10 +223,9 @@ def _certificates(folder: Path) -> Iterator[Change]:
         name, text = path.relative_to(folder), path.read_text(encoding="utf-8")
         content = json.loads(text)
         texts: dict[str, str] = {}
-        for place, value in _leaves(content):
+        for place, value in leaves(content):
             spot = ".".join(map(str, place))
-            kind = {bool: "TEXT", int: "INTEGER", float: "REAL", str: "TEXT", type(None): "TEXT"}[type(value)]
-            news = [("not", not value)] if isinstance(value, bool) else other_values(value, kind, False)
+            news = [("not", not value)] if isinstance(value, bool) else other_values(value, KINDS[type(value)], False)
             texts |= {f"{spot} {how}": _with_leaf(content, place, new) for how, new in news}
             texts |= {f"{spot} out": _with_leaf(content, place, ...)}
         texts |= {f"{key} upper": _with_leaf(content, (key,), content[key].upper()) for key in sorted(content)

@@ -1,6 +1,7 @@
 """Tamper suite: someone without the key changes any row, byte or file of a finished run, and both verifiers look at it.
 
 A change is caught by both, or only with a head that somebody kept, or it is listed as undetectable with the reason.
+Whoever has the key signs a changed record again (`signed_changes`): both verifiers judge it alike.
 All changes, one of every kind on every run first: python tests/test_tamper.py --log FILE [--slice I/N] [--most N]
 """
 
@@ -20,17 +21,20 @@ import runs
 import sifu
 import sifu_verifier
 import suite_setup  # noqa: F401  for the program
+from signed_changes import FROM_ANOTHER_KEY, READ_BY_ONE, one_of_every_place, signed_changes
 from tampering import UNDETECTABLE, UNDETECTABLE_IN, Change, changes_of, in_order, tables_of
 
 SAMPLE = 10
 """Number of changes of each finished run in the short form."""
+PARTS = 6
+"""Number of tests that share the signed changes of the short form."""
 
 
-def findings(folder: Path) -> list[str]:
+def findings(folder: Path, *, witnessed: bool = True) -> list[str]:
     """Return the problems that verification finds, or the sentence of the error that refuses the run."""
     witness = runs.witness_of(folder)
     try:
-        return list(sifu.verify(folder, heads=[witness] if witness.exists() else []).problems)
+        return list(sifu.verify(folder, heads=[witness] if witnessed and witness.exists() else []).problems)
     except sifu.SifuError as error:
         return [str(error)]
 
@@ -39,18 +43,29 @@ def outcome(run: str, folder: Path, change: Change) -> str:
     """Return whether both verifiers catch a change of a copy of a run, which the caller restores."""
     if not change.apply(folder):
         return "nothing changed"
+    signed = change.name.startswith("signed")
     try:
-        first = findings(folder)
+        first = findings(folder, witnessed=not signed)
     except Exception as error:
         return f"wrong: verification crashed, {type(error).__name__}: {error}"
     second = sifu_verifier.verify(folder)  # it turns every error into a problem
     if change.listed or fnmatch.fnmatch(change.name, UNDETECTABLE_IN.get(run, "")):
         return "listed" if not first else "caught, though listed"
+    if signed:
+        return _alike(change, first, second)
     missed = [name for name, found in (("sifu", first), ("sifu_verifier", second)) if not found]
     kind, name = change.name.split(" ")[:2]
     if kind == "certificate" and not missed and _holds_alone(folder / name):
         missed = ["verify_certificate"]
     return f"wrong: not caught by {', '.join(missed)}" if missed else "caught"
+
+
+def _alike(change: Change, first: list[str], second: list[str]) -> str:
+    if bool(first) == bool(second):
+        return "caught" if first else "contradicts nothing"
+    if any(fnmatch.fnmatch(change.name, pattern) for pattern in READ_BY_ONE):
+        return "listed"
+    return f"{long_form.WRONG}: only one verifier objects: {(first or second)[0]}"
 
 
 def _holds_alone(certificate: Path) -> bool:
@@ -83,6 +98,15 @@ def test_both_verifiers_accept_a_run_and_catch_its_changes(name: str, tmp_path: 
     outcomes = {change.name: changed.outcome(change) for change in in_order(changes_of(changed.kept), name)[:SAMPLE]}
     assert {name: found for name, found in outcomes.items() if found.startswith(long_form.WRONG)} == {}
     assert sum(found == "caught" for found in outcomes.values()) >= SAMPLE // 2
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_both_verifiers_judge_a_signed_lie_alike(part: int, tmp_path: Path) -> None:
+    drawn = one_of_every_place({name: runs.run(name) for name in runs.BUILT_BY}, "signed")[part::PARTS]
+    changed = {name: Changed(name, tmp_path / name) for name in {name for name, _ in drawn}}
+    outcomes = [(name, change.name, changed[name].outcome(change)) for name, change in drawn]
+    assert [row for row in outcomes if row[-1].startswith(long_form.WRONG)] == []
+    assert sum(found == "caught" for *_, found in outcomes) >= len(drawn) // 5
 
 
 @pytest.mark.parametrize("name", ["requests", "groups", "closed_form"])
@@ -137,7 +161,8 @@ def main() -> int:
     """Try every change on every finished run."""
     with tempfile.TemporaryDirectory(prefix="sifu-tamper-", dir=runs.run("trained").parents[1]) as folder:
         changed = {name: Changed(name, Path(folder)) for name in runs.BUILT_BY}
-        ordered = {name: in_order(changes_of(runs.run(name)), name) for name in runs.BUILT_BY}
+        signed = {name: list(signed_changes(runs.run(name))) for name in changed.keys() - set(FROM_ANOTHER_KEY)}
+        ordered = {name: in_order(changes_of(runs.run(name)) + signed.get(name, []), name) for name in runs.BUILT_BY}
         trials = {
             f"{name}: {change.name}": (name, change)
             for changes in itertools.zip_longest(*ordered.values())

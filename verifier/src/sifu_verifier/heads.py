@@ -32,6 +32,8 @@ def check_statistics(run: RunFolder) -> None:
         run.agree(f"clients of solve {node}", sorted([*run.rounds[node], *absent]), staying)
         drifts = [run.nodes[node]["mean_shift"], *(row["drift"] for row in run.rounds[node].values())]
         run.check(all(map(math.isinf, drifts)), f"solve {node} has a finite drift")
+        samples = sum(run.clients[client]["samples"] for client in run.rounds[node])
+        run.agree(f"samples of solve {node}", run.solves[node]["samples"], samples)
         chosen, rule = run.solves[node]["relative_penalty"], run.spec["ridge"]["regularisation"]
         run.check(chosen is None or chosen in (GRID if rule == "auto" else [rule]), f"solve {node} has r = {chosen}")
     forgotten = {c for clients in run.subjects.values() for c in clients}

@@ -20,7 +20,10 @@ from sifu_verifier.tolerances import FLOOR, RELATIVE
 
 
 def check_requests(run: RunFolder) -> None:
-    """Check all executed requests in order."""
+    """Check that every request names clients of the run, and all executed requests in order."""
+    known = {client["name"] for client in run.clients.values()}
+    for row in run.requests.values():
+        run.check(set(json.loads(row["clients"])) <= known, f"request {row['request']} names an unknown client")
     carried = [row for row in run.requests.values() if row["request_order"] is not None]
     carried.sort(key=lambda row: row["request_order"])
     run.agree("orders of the requests", [r["request_order"] for r in carried], list(range(1, len(carried) + 1)))
