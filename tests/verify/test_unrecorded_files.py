@@ -196,7 +196,7 @@ def test_a_kill_before_certificates_are_written_is_noted(kept: Path) -> None:
     assert verify_run(kept).problems == ["certificates: the file mine.public.json is missing"]
 
 
-@pytest.mark.parametrize("place", ["notes.bin", "report/old.bin", "releases-before/1"])
+@pytest.mark.parametrize("place", ["notes.bin", "report/old.bin", "releases-before/1", "run.db.bak", "report/run.db"])
 def test_an_erased_model_is_found_anywhere_in_the_folder(kept: Path, place: str) -> None:
     before = {path.name: path.read_bytes() for path in (kept / "models").iterdir()}
     sifu.open_run(kept).forget([FORGOTTEN], "mine", method="scratch")

@@ -65,7 +65,7 @@ def files_of_no_row(reader: RunReader) -> Iterator[Leftover | str]:
                 yield _judged(record, kind, path)
     for path in sorted(reader.folder.rglob("*")):
         name = path.relative_to(reader.folder).as_posix()
-        if name.startswith(DATABASE):  # closing it would drop the locks of this process's connections (POSIX)
+        if name in (DATABASE, f"{DATABASE}-shm"):  # closing it would drop this process's own locks (POSIX)
             continue
         if name.partition("/")[0] not in STORED and path.is_file() and not path.is_symlink():
             with path.open("rb") as file:

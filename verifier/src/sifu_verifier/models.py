@@ -35,7 +35,7 @@ def check_models(run: RunFolder) -> None:
     erased = erased_digests(run)
     for path in (path for path in run.folder.rglob("*") if path.is_file() and not path.is_symlink()):
         name = path.relative_to(run.folder)
-        if str(name).startswith("run.db"):  # closing it would drop the locks of this process's connections (POSIX)
+        if str(name) in ("run.db", "run.db-shm"):  # closing it would drop this process's own locks (POSIX)
             continue
         run.check(sha256(path.read_bytes()) not in erased, f"{name} holds a model or file that was erased")
     number = {"float64": "<f8", "float32": "<f4"}[run.facts["dtype"]]
