@@ -81,9 +81,8 @@ def requests(folder: Path) -> None:
 
 
 def poisson(folder: Path) -> None:
-    """Sample clients with momentum and a strongly convex loss; withdraw a request, and purge."""
-    spec = small_spec(**TINY | {"local": {"steps": 2, "rate": 0.01, "momentum": 0.5, "weight_decay": 0.01}},
-                      server={"participation": "poisson(0.7)"})  # fmt: skip
+    """Sample clients whose steps contract by factors of their own; withdraw a request, and purge."""
+    spec = small_spec(**TINY | {"local": {"steps": 2, "weight_decay": 0.5}}, server={"participation": "poisson(0.7)"})
     run = sifu.train(spec, run=folder)
     run.forget(["client-000"], "first", sigma=0.05)
     run.request(["client-001"], "not-any-more")
@@ -95,7 +94,7 @@ def poisson(folder: Path) -> None:
 
 def network(folder: Path) -> None:
     """Train a network, whose smoothness is assumed, with a bound on replies that leaves some out."""
-    spec = small_spec(**TINY, model={"kind": "mlp"}, regularity={"kind": "assumed"},
+    spec = small_spec(**TINY, model={"kind": "mlp"}, regularity={"kind": "assumed", "factor": 1.01},
                       server={"update_bound": 0.2, "rejected": "reply"})  # fmt: skip
     run = sifu.train(spec, run=folder)
     run.forget(["client-002"], "noised", sigma=1.0)
@@ -130,6 +129,17 @@ def closed_form(folder: Path) -> None:
     run = sifu.open_run(folder, clients=clients)
     run.forget(["client-003", "client-004"], "second")
     run.forget(["client-005"], "records", records=[1])
+
+
+def regression(folder: Path) -> None:
+    """Solve a head for two real numbers a sample, and forget a client and records."""
+    clients = {}
+    for name, (x, _) in _rows(5, 9).items():
+        clients[name] = (x, np.stack([2.0 * x[:, 0] + 1.0, x[:, 1] - x[:, 2]], axis=1))
+    spec = HEAD | {"model": {"kind": "ridge", "outputs": 2}, "ridge": {"task": "regression", "scale": 2.0}}
+    run = sifu.train(spec, run=folder, clients=clients)
+    run.forget(["client-002"], "first")
+    run.forget(["client-003"], "records", records=[0, 2])
 
 
 def releases(folder: Path) -> None:
@@ -178,7 +188,7 @@ def approvals(folder: Path) -> None:
 
 
 def loop(folder: Path) -> None:
-    """Serve a user's own loop: a reply is refused, one is missing, a client leaves, a request arrives meanwhile."""
+    """Serve a user's own loop: replies are refused or missing, a round is lost, a client leaves, a request arrives."""
     samples = {name: 10 * place for place, name in enumerate(TARGETS, start=1)}
     for _ in range(2):
         with sifu.ServerLoop(folder, LOOP, samples, lambda: {"w": np.zeros(3)}) as server:
@@ -190,7 +200,7 @@ def loop(folder: Path) -> None:
                     replies["site-0"] = {"w": np.full(3, np.nan)}
                     del replies["site-3"]
                     server.run.request(["site-1"], "meanwhile", sigma=0.3, level="none")
-                server.take(replies)
+                server.take({} if (task.branch, task.round) == (0, 2) else replies)
             server.leave("site-5")
 
 
@@ -212,7 +222,7 @@ def masked(folder: Path) -> None:
 
 BUILT: tuple[Callable[[Path], None], ...] = (
     *(trained, approving, requests, poisson, network, groups),
-    *(closed_form, releases, records, approvals, loop, masked),
+    *(closed_form, regression, releases, records, approvals, loop, masked),
 )
 BUILT_BY = {build.__name__: build for build in BUILT}
 

@@ -124,7 +124,7 @@ class Laws:
         assert trained.work()
         check_verified(trained)
         outcomes = trained.run().outcomes()
-        done = [event.content["request"] for event in trained.run().trail("request done").events]
+        done = [event.content["request"] for event in trained.run().trail("request done")[0]]
         assert [outcome.request for outcome in outcomes] == done[::-1] == [first, *queued]
         assert [outcome.clients for outcome in outcomes] == [(NAMES[0],), (LAST, NAMES[2]), (NAMES[3],)]
         stay = {COMPANION, *NAMES[4:7]}

@@ -46,14 +46,16 @@ def file_of(run: Path, cli: Command, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("bundled", [False, True])
 @pytest.mark.parametrize("change", [{}, {"clients": ["client-007"]}, {"epsilon": 0.001}])
 def test_a_certificate_handed_in_is_the_recorded_one_or_a_finding(
-    own_run: Path, cli: Command, tmp_path: Path, change: dict[str, object]
+    own_run: Path, cli: Command, tmp_path: Path, change: dict[str, object], bundled: bool
 ) -> None:
     path = file_of(own_run, cli, tmp_path)
     body = json.loads(path.read_text())["body"] | change
     with RunReader(own_run) as reader:
-        path.write_text(json.dumps(sign(own_run, body, reader.value("public_key"))))
+        certificate = sign(own_run, body, reader.value("public_key"))
+    path.write_text(json.dumps({"certificate": certificate} if bundled else certificate))
     answer = cli("verify", own_run, "--head", path)
     assert answer.code == (3 if change else 0)
     if change:

@@ -37,6 +37,9 @@ def test_unscaled_columns_and_shortened_rows_are_named(tmp_path: Path, cli: Comm
     assert "a head in closed form on other features" in words
     assert "'pressure' (" in words
     assert "shortens 100.0% of the rows" in words
+    for declared, level in (("unknown", "conditional"), ("fixed", "exact")):
+        told = cli("plan", tmp_path / "t.toml", "--set", f"data.preprocessing={declared}", "--format", "json").json
+        assert f"no round, {level}" in told["reason"]
     assert cli("plan", tmp_path / "t.toml", "--clients", "a").code == 2
 
 

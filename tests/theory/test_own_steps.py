@@ -44,7 +44,7 @@ def library_rates(federation: Federation) -> tuple[Array, Array]:
     """Return steps and expansions of all clients, from `safe_step` and the samples without the constant."""
     found = [
         safe_step(
-            client.rows[:, :-1],
+            client.rows[:, :-1] if client.rows.shape[1] > 1 else np.zeros((len(client.rows), 1)),
             LOSSES[federation.loss],  # type: ignore[arg-type]
             client.steps,
             rate=federation.local_rate,

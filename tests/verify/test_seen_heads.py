@@ -99,7 +99,7 @@ def test_control_without_a_first_use_nothing_is_known(own_trained: Path, heads: 
 
 def test_a_moved_run_goes_on_and_a_copy_is_only_read(used: Path, tmp_path: Path, cli: Command) -> None:
     copy = copy_run(used, tmp_path / "copy")
-    assert cli("status", copy).code == 0
+    assert cli("status", copy).code == cli("verify", copy).code == 0
     answer = cli("request", copy, "--clients", "client-000")
     assert answer.code == 5
     assert "is a copy of it" in " ".join(answer.err.split())

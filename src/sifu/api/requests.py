@@ -122,7 +122,7 @@ class Request:
     def brief(self) -> Iterator[str]:
         """Yield what is asked for, its state, and the next command."""
         whom = forgotten_words([names_words(self.clients)], self.records)
-        late = " overdue" if self.overdue else "" if self.days_left is None else f" ({self.days_left} days left)"
+        late = " overdue" if self.overdue else "" if self.days_left is None else f" (days left: {self.days_left})"
         level = f", {self.level}" if self.level else ""
         yield f"{self.request}: {whom}; {self.status}{level}; until {self.deadline[:10]}{late}"
         if self.failure:

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from sifu.core.premises import PREPROCESSING
 from sifu.core.spec import LINEAR_KINDS, Spec
 from sifu.core.spec.sections import IMAGE_FEATURES
 from sifu.errors import SifuWarning
-from sifu.run.clients_and_engine import clients_from_spec
+from sifu.run.clients_and_engine import clients_from_spec, preprocessing_of
 from sifu.theory.calibration import exact_multiplier
 
 SEVERAL = 5.0
@@ -43,12 +44,17 @@ def plan_spec(spec: Spec) -> SpecPlan:
 
 def _row_of(spec: Spec, clients: tuple[Any, ...]) -> tuple[str, str]:
     if spec.regime.solves:
+        level = (
+            "exact"
+            if preprocessing_of(spec) in PREPROCESSING
+            else 'conditional until you can declare data.preprocessing = "fixed"'
+        )
         if spec.features.kind in IMAGE_FEATURES:
             return (
                 "a head in closed form on deep features",
-                "the spec solves a head on a public network: no round, exact",
+                f"the spec solves a head on a public network: no round, {level}",
             )
-        return "a head in closed form on other features", "the spec solves a head: no round, exact"
+        return "a head in closed form on other features", f"the spec solves a head: no round, {level}"
     count, groups = len(clients), "groups (groups.count and groups.rounds), else scratch"
     if spec.model.kind not in LINEAR_KINDS:
         return groups, f"{spec.model.kind} is not a linear model: noise would have to drown all of its parameters"

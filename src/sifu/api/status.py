@@ -204,7 +204,7 @@ class RunStatus:
                 yield f"{len(hidden)} earlier ones: sifu status --all"
         left = [line.left / line.budget for line in self.budgets if line.budget > 0 and line.used > 0]
         if left and not self.closed_form:
-            yield f"\nBudgets of the {len(left)} subjects forgotten with noise: {min(left):.0%} to {max(left):.0%} left"
+            yield f"\nBudget left of those forgotten with noise ({len(left)}): {min(left):.0%} to {max(left):.0%}"
 
     def _figures(self) -> str:
         """Return the measured figures with the rows that they were measured on."""

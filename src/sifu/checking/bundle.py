@@ -38,7 +38,7 @@ def bundle_bytes(folder: Path, request: str) -> bytes:
     result = verify_run(folder)
     if result.problems:
         raise VerificationError(
-            f"{folder} does not verify, so no bundle was written. {len(result.problems)} problem(s), the first: "
+            f"{folder} does not verify, so no bundle was written. Problems: {len(result.problems)}, the first: "
             f"{result.problems[0]}"
         )
     with RunReader(folder) as reader, reader.snapshot():

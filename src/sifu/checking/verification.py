@@ -34,7 +34,7 @@ from sifu.store.files import is_locked, strange_files
 from sifu.store.kept_heads import check_given_heads, contradictions, covered_by, kept_checkpoints
 from sifu.store.reader import RunReader
 from sifu.store.record_check import check_database, check_ledger, check_tables
-from sifu.store.seen_heads import head_problem, remember_head
+from sifu.store.seen_heads import head_problem, is_copy, remember_head
 
 SHORT_NOTES = 3
 """Maximum number of notes shown without --all."""
@@ -95,11 +95,11 @@ class Verification:
     def lines(self, everything: bool = False) -> list[str]:
         """Return the findings, what was recomputed, and the conclusion; `everything` includes all notes."""
         if not self.holds:
-            return [f"{self.subject} does not verify, {len(self.problems)} problem(s):", *self.problems]
+            return [f"{self.subject} does not verify, problems: {len(self.problems)}", *self.problems]
         few = self.notes if everything else self.notes[:SHORT_NOTES]
         lines = [f"Note: {note}." for note in few]
         if len(self.notes) > len(few):
-            lines.append(f"{len(self.notes) - len(few)} more notes with --all.")
+            lines.append(f"Further notes with --all: {len(self.notes) - len(few)}.")
         if not self.events:
             lines.append(f"Signed with the key {self.public_key}.")
             conclusion = "the signature holds and its figures agree; the run behind it was not checked"
@@ -185,7 +185,7 @@ def verify_run(
         try:
             problems.extend(contradictions(reader, kept))
             problems.extend(_check_against_outside(reader, public_key, given))
-            if result.holds:
+            if result.holds and not is_copy(reader):
                 remember_head(reader)
             for notes_of in (
                 checkpoints.unsigned_notes,

@@ -82,18 +82,20 @@ def print_compared(report: AuditReport) -> None:
 
 def print_report(report: AuditReport) -> None:
     """Print the results of an audit as text and tables."""
-    if report.holds:
+    nodes = sum(node.psi is not None and math.isfinite(node.psi) for each in report.subjects for node in each.nodes)
+    compared = sum(release.without is not None for release in report.exact)
+    if report.holds and not (nodes or compared or report.noise):
+        out.print(f"[bold yellow]Nothing tested[/] in {escape(report.run)}: no certified claim could be compared.")
+    elif report.holds:
         out.print(
             f"[bold green]No contradiction[/] in {escape(report.run)}: no attempted attack breaks a certified claim."
         )
     else:
-        out.print(f"[bold red]Contradicted[/]: {len(report.contradictions)} certified statement(s) do not hold.")
+        out.print(f"[bold red]Contradicted[/]: certified statements that do not hold: {len(report.contradictions)}.")
         for sentence in report.contradictions:
             out.print(f"  [red]![/] {escape(sentence)}")
     for sentence in report.observations:
         out.print(f"[yellow]Not certified, and does not hold:[/] {escape(sentence)}")
-    nodes = sum(node.psi is not None and math.isfinite(node.psi) for each in report.subjects for node in each.nodes)
-    compared = sum(release.without is not None for release in report.exact)
     out.print(
         f"{report.nodes_replayed} models replayed with and without what left; {nodes} distances compared with Psi, "
         f"{compared} of {len(report.exact)} exact releases with the model trained without"

@@ -99,7 +99,7 @@ ClientsOption = Annotated[str | None, option("Clients to forget.", "--clients", 
 NAME = option("The client's name.", "--name", metavar="NAME")
 NameOption = Annotated[str, NAME]
 HeadsOption = Annotated[
-    list[Path] | None, option("File of signed heads kept elsewhere, or a certificate; repeatable.", "--head")
+    list[Path] | None, option("File of signed heads kept elsewhere, a certificate or a bundle; repeatable.", "--head")
 ]
 PublicOption = Annotated[bool, option("The form for the public, without confidential data.", "--public")]
 ModuleOption = Annotated[

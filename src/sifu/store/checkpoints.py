@@ -170,7 +170,7 @@ def unsigned_notes(reader: RunReader) -> Iterator[str]:
     more = f" and {len(unsigned) - 8} more" if len(unsigned) > 8 else ""
     of = f", on {', '.join(list(named)[:8])}" if named else ""
     covered = "the next signed event covers them" if reader.events()[-1].signature else "no signature covers the last"
-    yield f"events {numbers}{more} were written without the operator's key{of}; {covered}"
+    yield f"written without the operator's key: event {numbers}{more}{of}; {covered}"
 
 
 def latest_checkpoint(reader: RunReader) -> Checkpoint | None:

@@ -160,11 +160,12 @@ def _content(path: Path) -> bytes:
 
 
 def _certificate_in(path: Path) -> dict[str, Any] | None:
-    """Return the certificate in a file, whether its signature holds or not, or None if the file holds none."""
+    """Return the certificate in a file or bundle, whether its signature holds or not, or None if there is none."""
     try:
-        certificate: dict[str, Any] = read_json(_content(path))
+        content: dict[str, Any] = read_json(_content(path))
+        certificate: dict[str, Any] = content.get("certificate", content)
         Checkpoint.in_certificate(certificate["body"], certificate["public_key"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (AttributeError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return certificate
 

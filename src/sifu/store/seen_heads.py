@@ -12,7 +12,7 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -108,7 +108,7 @@ def head_problem(reader: RunReader, *, writing: bool = False) -> str | None:
     own = [head for head in of_run if head.folder in places]
     if own or not of_run:
         return next(filter(None, (_contradiction(reader, head) for head in own)), None)
-    there = [head for head in of_run if _holds(Path(head.folder), run)]
+    there = _originals(run, places, seen)
     if there:
         if writing and not _accepts_new():
             return (
@@ -118,6 +118,13 @@ def head_problem(reader: RunReader, *, writing: bool = False) -> str | None:
         return next(filter(None, (_contradiction(reader, head, older=True) for head in there)), None)
     moved = [_contradiction(reader, head) for head in of_run]
     return moved[-1] if all(moved) else None
+
+
+def _originals(run: str, places: Collection[str], seen: Iterable[SeenHead]) -> list[SeenHead]:
+    """Return the heads of a run in other folders that still hold it; none if it was seen in one of these places."""
+    of_run = [head for head in seen if head.run == run]
+    known_here = any(head.folder in places for head in of_run)
+    return [] if known_here else [head for head in of_run if _holds(Path(head.folder), run)]
 
 
 def _contradiction(reader: RunReader, head: SeenHead, *, older: bool = False) -> str | None:
@@ -141,6 +148,12 @@ def _contradiction(reader: RunReader, head: SeenHead, *, older: bool = False) ->
             f"back, or its last events were removed. {way_out}"
         )
     return None
+
+
+def is_copy(reader: RunReader) -> bool:
+    """Return whether a folder is a copy of a run, which nobody accepted yet."""
+    originals = _originals(reader.value("run"), _places(reader.folder), seen_heads())
+    return bool(originals) and not _accepts_new()
 
 
 def check_seen(reader: RunReader, *, writing: bool = False) -> None:

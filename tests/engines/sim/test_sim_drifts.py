@@ -64,7 +64,7 @@ def found_drifts(x: list[np.ndarray], dual: np.ndarray):
     assert part.gram is not None
     updates = DualUpdates(part, part.gram, torch.tensor(dual), True)
     size = dual.shape[1] * (x[0].shape[1] + 1)
-    return average([updates], np.zeros(size), 0.0, np.array([len(rows) for rows in x]))
+    return average([updates], np.zeros(size), np.array([len(rows) for rows in x]))
 
 
 class Overflowed:
@@ -82,7 +82,7 @@ class Overflowed:
 
 def test_a_distance_that_overflowed_bounds_nothing():
     """An overflowed distance becomes an infinite drift; NaN would compare as false and pass for no drift."""
-    averaged = average([Overflowed()], None, 0.0, np.array([1, 1, 1]))
+    averaged = average([Overflowed()], None, np.array([1, 1, 1]))
     assert averaged.drifts.tolist() == [np.inf, np.nextafter(1.0, 2.0), 0.0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from decimal import Decimal
 from typing import Any
 
@@ -59,5 +60,5 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same, a, b))
     if {type(a), type(b)} == {float} or {type(a), type(b)} == {int, float}:
-        return a == b or abs(a - b) <= RELATIVE * max(abs(a), abs(b))
+        return a == b or abs(a - b) <= RELATIVE * max(abs(a), abs(b)) < math.inf
     return type(a) is type(b) and a == b

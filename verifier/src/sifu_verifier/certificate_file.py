@@ -25,6 +25,8 @@ def verify_certificate(file: Path, public_key: str | None = None) -> list[str]:
     """
     try:
         certificate = json.loads(Path(file).read_bytes())
+        if "body" not in certificate:
+            return ["it is not a readable certificate; of a bundle, check the part `certificate` in a file of its own"]
         body, key = certificate["body"], certificate["public_key"]
         problems = [] if public_key in (None, key) else [f"it is signed with the key {key}, not with {public_key}"]
         return [*problems, *_signature_problems(certificate, public_key or key), *_figure_problems(body)]

@@ -37,7 +37,7 @@ def check_nodes(run: RunFolder) -> None:
         run.check((parent is None) == (row["kind"] == "initial"), f"{at}: kind and parent do not fit")
         bounds = [row["mean_shift"], row["rounding"], *(p["drift"] for p in here.values())]
         run.check(all(bound >= 0 for bound in bounds), f"{at}: a drift, mean shift or rounding is below zero")
-        if row["kind"] in ("round", "group"):
+        if row["kind"] in ("round", "group") or node == 0:
             run.agree(f"{at}: noise and order", [row["noise_std"], row["request_order"]], [0.0, 0])
         if row["kind"] not in ("round", "merge"):
             run.check(not here, f"{at}: clients took part, but it is no round")

@@ -59,6 +59,8 @@ def verify(folder: Path) -> list[str]:
 
     A damaged folder never raises an error: a check that fails with an error is reported as a problem.
     """
+    if not (Path(folder) / "run.db").is_file():
+        return ["it is no folder of a run: it has no run.db"]
     try:
         run = RunFolder(Path(folder))
     except Exception as error:
