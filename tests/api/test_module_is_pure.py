@@ -135,6 +135,17 @@ def watched() -> nn.Module:
     return module
 
 
+class Watching(Tensor):
+    """Tensor that sees every function that is called with it."""
+
+
+def observed() -> nn.Module:
+    """Return a normalisation whose buffer has a class of the user's."""
+    module = nn.BatchNorm1d(3)
+    module.running_mean = torch.zeros(3).as_subclass(Watching)
+    return module
+
+
 OWN_CALLABLES = (
     renamed,
     MethodType(lambda self, x: x, nn.ReLU()),
@@ -150,7 +161,15 @@ OWN_CALLABLES = (
 
 @pytest.mark.parametrize(
     "part",
-    [Own(), hooked(), watched(), rebound(), nn.Sequential(nn.Linear(4, 4), Own()), *map(activated, OWN_CALLABLES)],
+    [
+        Own(),
+        hooked(),
+        watched(),
+        observed(),
+        rebound(),
+        nn.Sequential(nn.Linear(4, 4), Own()),
+        *map(activated, OWN_CALLABLES),
+    ],
 )
 def test_a_module_with_a_part_of_the_users_is_not_known(part: nn.Module) -> None:
     assert not is_known(part)

@@ -17,7 +17,7 @@ from sifu.api import load_spec
 
 EVERYBODY = ",".join(f"client-{k:03d}" for k in range(6, 12))
 TERMS: dict[str, list[str]] = {
-    "epsilon": ["0", "-1", "nan", "inf", "ten"], "delta": ["0", "1", "-0.1", "nan"],
+    "epsilon": ["0", "-1", "nan", "inf", "ten", "0.00009"], "delta": ["0", "1", "-0.1", "nan", "9e-11"],
     "sigma": ["0", "-2", "nan", "inf", "much"], "retention": ["loose"], "method": ["sifi", "magic"], "level": ["some"],
     "clients": ["nobody", "client-007,nobody", "client-000", "client-007,client-007", "", " , ", EVERYBODY],
     "id": ["", "a b", "../up", "a/b", "-dash", ".hidden", "x" * 65, "é", "a\nb", "con\0trol", "r1\n"],

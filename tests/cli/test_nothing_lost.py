@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from run_tools import Command, query, start_cli
+from run_tools import Command, query, start_cli, state
 
 
 def write_own_data(folder: Path, **more: object) -> Path:
@@ -86,10 +86,40 @@ def killed_in_training(run: Path, *arguments: str) -> None:
 
 def test_a_request_is_recorded_before_an_earlier_one_is_finished(cli: Command, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert cli("train", spec_of(write_own_data(tmp_path), rounds=300), "--run", run).code == 0
+    assert cli("train", spec_of(write_own_data(tmp_path), rounds=1500), "--run", run).code == 0
     for number, method in enumerate(("scratch", "auto")):
         killed_in_training(run, "forget", run, "--clients", f"client-00{number}", "--method", method)
     states = {line["request"]: line["status"] for line in status_of(cli, run)["requests"]}
     assert states == {"r1": "running", "r2": "received"}
     assert cli("forget", run).code == 0
     assert {line["status"] for line in status_of(cli, run)["requests"]} == {"done"}
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "run.db",
+        "operator.key",
+        "salts.json",
+        "models/0.safetensors",
+        "certificates/to-the-middle.public.json",
+        "new/../lock",
+    ],
+)
+def test_no_output_is_written_over_the_record(own_run: Path, tmp_path: Path, cli: Command, place: str) -> None:
+    target = own_run / place
+    (own_run / "new").mkdir()
+    samples, model = tmp_path / "rows.npz", tmp_path / "model.safetensors"
+    np.savez(samples, x=np.zeros((2, 64)))
+    assert cli("export", own_run, "--model", model).code == 0
+    before = state(own_run)
+    for command in (
+        ("certificate", own_run, "to-the-middle", "--bundle", target),
+        ("export", own_run, "--model", target),
+        ("predict", model, samples, "--output", target),
+        ("report", own_run, "--output", target),
+        ("audit", own_run, "--no-attacks", "--output", target),
+        ("--witness", target, "request", own_run, "--clients", "client-009"),
+    ):
+        assert cli(*command).code == 2, command
+        assert state(own_run) == before, command

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import runs
 from run_tools import Command, query
 from sifu.store.files import LOCK_FILE, WriterLock, certificate_path
 from sifu.store.keys import sign
@@ -95,14 +96,19 @@ def test_a_figure_over_all_releases_rests_on_the_record(cli: Command, tmp_path: 
     assert on_record(run) == ([] if request["recomputed"] else ["r1"])
 
 
-def test_of_a_run_in_use_no_more_is_said_than_was_checked(cli: Command, tmp_path: Path) -> None:
-    run = solved(cli, tmp_path)
+@pytest.mark.parametrize(("name", "request_id"), [("loop", "meanwhile"), ("masked", "first")])
+def test_of_a_run_in_use_no_more_is_said_than_was_checked(
+    cli: Command, tmp_path: Path, name: str, request_id: str
+) -> None:
+    run = runs.own(name, tmp_path)
     for holder in (WriterLock(run / LOCK_FILE), nullcontext()):
         with holder as lock:
             values, answer = cli("verify", run, "--format", "json").json, cli("verify", run)
+            bundle = cli("certificate", run, request_id, "--bundle", tmp_path / "bundle.json")
         assert [values["in_use"], not values["requests"][0]["recomputed"]] == [lock is not None] * 2
         assert answer.code == 0
         assert ("Verified" in answer.out) == (lock is None)
+        assert bundle.code == (0 if lock is None else 5)
 
 
 def test_verify_says_what_it_covers_and_nothing_that_the_run_lacks(own_trained: Path, cli: Command) -> None:

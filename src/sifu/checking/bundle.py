@@ -17,10 +17,10 @@ from typing import Any
 from sifu.checking.certificate_file import each_once, verify_content
 from sifu.checking.verification import Verification, check_public_key, verify_run
 from sifu.core.ledger import GENESIS, chain, read_json
-from sifu.errors import InputError, VerificationError
+from sifu.errors import InputError, RunBusyError, VerificationError
 from sifu.requests.certification import no_certificate
 from sifu.store.checkpoints import Checkpoint
-from sifu.store.files import read_named, write_atomically
+from sifu.store.files import check_output, read_named, write_atomically
 from sifu.store.keys import ROTATED, keys_of, rotation_holds, rotations
 from sifu.store.reader import RunReader
 
@@ -41,6 +41,8 @@ def bundle_bytes(folder: Path, request: str) -> bytes:
             f"{folder} does not verify, so no bundle was written. Problems: {len(result.problems)}, the first: "
             f"{result.problems[0]}"
         )
+    if result.in_use:
+        raise RunBusyError(f"{folder} is in use, so its files were not verified: write the bundle once it is idle")
     with RunReader(folder) as reader, reader.snapshot():
         text = reader.certificates(request).get((request, "public"))
         if text is None:
@@ -65,6 +67,7 @@ def write_bundle(folder: Path, request: str, target: Path) -> Path:
         raise InputError(
             f"{target} is not a file in an existing folder: give the file to write, for example case-1.json"
         )
+    check_output(target)
     write_atomically(target, bundle_bytes(folder, request))
     return target
 

@@ -25,7 +25,6 @@ from sifu.checking.release_checks import check_releases, trusted_notes
 from sifu.checking.request_checks import check_requests
 from sifu.checking.stored_models import check_models, check_moved
 from sifu.core.ledger import read_json
-from sifu.core.method_info import CLOSED_FORM
 from sifu.errors import InputError
 from sifu.requests.what_remains import copy_notes
 from sifu.store import checkpoints, keys
@@ -223,7 +222,7 @@ def _checked_requests(reader: RunReader, in_use: bool) -> tuple[CheckedRequest, 
     """Return the finished requests.
 
     A request rests on the signed record if a model of it was erased, if it states a guarantee over all releases, which
-    needs distances of heads whose statistics were erased, or if a writer is active and its statistics were not read.
+    needs distances of heads whose statistics were erased, or if a writer is active and its files were not read.
     """
     stored, certificates = reader.models().keys(), reader.certificates().items()
     over_all_releases = {request for (request, _), text in certificates if "before_after" in read_json(text)["body"]}
@@ -231,7 +230,7 @@ def _checked_requests(reader: RunReader, in_use: bool) -> tuple[CheckedRequest, 
         CheckedRequest(
             row.request,
             {row.noise_node, row.final_node, row.source_node if row.noise_std else row.noise_node} <= stored
-            and not (in_use and row.method == CLOSED_FORM)
+            and not in_use
             and row.request not in over_all_releases,
         )
         for row in reader.requests()

@@ -67,9 +67,9 @@ def sign_own_request(
 ) -> Answer:
     """Sign, as a client, a request to be forgotten. The operator files it with sifu request DIR --signed FILE."""
     from sifu.requests.messages import sign_request
-    from sifu.store.files import write_atomically
+    from sifu.store.files import write_output
 
-    write_atomically(output, json.dumps(sign_request(key, name, run_id, id), indent=1).encode() + b"\n")
+    write_output(output, json.dumps(sign_request(key, name, run_id, id), indent=1).encode() + b"\n")
     return Answer({"request": id, "file": str(output)}, f"Wrote {output}: send it to the operator.")
 
 

@@ -236,7 +236,7 @@ def predict(
     import csv
     import io
 
-    from sifu.store.files import write_atomically
+    from sifu.store.files import write_output
 
     rows = sifu.load_model(model, module=module).predict_rows(data)
     text = io.StringIO()
@@ -252,7 +252,7 @@ def predict(
         )
     if output is None:
         return Answer({"predictions": [row.to_mapping() for row in rows]}, text.getvalue().rstrip("\n"))
-    write_atomically(output, text.getvalue().encode())
+    write_output(output, text.getvalue().encode())
     predicted = len(rows) - without
     return Answer(
         {"rows": len(rows), "predicted": predicted, "file": str(output)}, f"Wrote {predicted} predictions to {output}"

@@ -44,7 +44,8 @@ def is_known(module: nn.Module) -> bool:
 def _is_known_part(part: nn.Module) -> bool:
     held = vars(part)
     callables = [type(part), *filter(callable, held.values())]
-    plain = all(type(each) is nn.Parameter and not each._backward_hooks for each in part.parameters(recurse=False))
+    tensors = filter(torch.is_tensor, (*part.parameters(recurse=False), *part.buffers(recurse=False), *held.values()))
+    plain = all(type(each) in (torch.Tensor, nn.Parameter) and not each._backward_hooks for each in tensors)
     return plain and "forward" not in held and not _hooks_of(held) and all(map(_is_from_library, callables))
 
 

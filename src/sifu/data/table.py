@@ -89,7 +89,7 @@ def _digests(path: Path | None) -> list[tuple[str, bytes]]:
     if path is None or not path.exists():
         return []
     digests = []
-    for file in table_files(path) if path.is_dir() else [path]:
+    for file in filter(Path.is_file, table_files(path) if path.is_dir() else [path]):  # a pipe would block
         with file.open("rb") as stream:
             digests.append((file.name, hashlib.file_digest(stream, "sha256").digest()))
     return digests

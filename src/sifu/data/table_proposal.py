@@ -174,6 +174,10 @@ class _Roles:
         cls, tables: Sequence[TableFile], label: str, client: str, identity: str, folder: bool, text: str
     ) -> _Roles:
         names = list(tables[0].columns)
+        for table in tables[1:]:
+            if set(names) != set(table.columns):
+                odd = ", ".join(sorted(set(names) ^ set(table.columns)))[:400]
+                raise InputError(f"{tables[0].name} and {table.name} have different columns: {odd}")
         for name in filter(None, (label, client, identity, text)):
             if name not in names:
                 raise InputError(f"{tables[0].name} has no column {name!r}; it has {', '.join(names)[:400]}")

@@ -19,7 +19,7 @@ from sifu.export.description import describe, description_path, read_bytes, read
 from sifu.requests.what_remains import note_export
 from sifu.run.given import ModelGiven, as_model
 from sifu.run.run_engines import RunEngines
-from sifu.store.files import write_atomically
+from sifu.store.files import write_output
 from sifu.store.reader import RunReader
 from sifu.store.release_files import released_content, released_node
 from sifu.theory.arrays import Array
@@ -108,10 +108,10 @@ def export_model(reader: RunReader, target: Path, given: RunEngines) -> Path:
         from sifu.export.onnx_file import onnx_bytes  # this import needs torch
 
         own = as_model(given.model) if spec.model.kind == PYTHON else None
-        write_atomically(target, onnx_bytes(description, content, own))
+        write_output(target, onnx_bytes(description, content, own))
     else:
-        write_atomically(target, content)
-        write_atomically(description_path(target), json.dumps(description, indent=1).encode() + b"\n")
+        write_output(target, content)
+        write_output(description_path(target), json.dumps(description, indent=1).encode() + b"\n")
     note_export(reader.folder, released_node(reader) or reader.tip, target)
     return target
 

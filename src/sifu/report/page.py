@@ -23,7 +23,7 @@ from sifu.report import report_words as words
 from sifu.report.collect import collect
 from sifu.report.figures import figures_of
 from sifu.report.run_data import ReportData, ReportedRequest
-from sifu.store.files import private_folder, write_atomically
+from sifu.store.files import check_output, private_folder, write_atomically
 from sifu.version import __version__
 
 OPEN_UP_TO = 3  # number of articles above which long parts are collapsed
@@ -179,6 +179,7 @@ def write_report(run_folder: str | Path, output: str | Path | None = None) -> Pa
     data = collect(run_folder)
     history = csv_of(Run(run_folder).history())
     page = page_path(Path(run_folder), None if output is None else Path(output))
+    check_output(page)
     prefix = "" if page.name == PAGE else f"{page.stem}-"
     try:
         private_folder(page.parent, parents=True)

@@ -232,6 +232,25 @@ FILES = re.compile(
 )
 
 
+def check_output(path: Path) -> None:
+    """Check that a file that a user wants to write is none of a run's own.
+
+    Raises:
+        InputError: If it is, or lies in one of a run's folders.
+    """
+    absolute = path.resolve()
+    for folder in absolute.parents:
+        own = absolute.relative_to(folder).parts[0]
+        if (own in (*FOLDERS, "inbox") or FILES.fullmatch(own)) and (folder / "run.db").exists():
+            raise InputError(f"{path} is a place of the run in {folder}, which needs it: name another file")
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write a file that a user named, in one step (see `check_output`)."""
+    check_output(path)
+    write_atomically(path, content)
+
+
 def strange_files(folder: Path) -> Iterator[str]:
     """Yield a problem for each entry of a run folder that has the wrong type, such as a link instead of a file.
 

@@ -19,7 +19,7 @@ from typing import Any
 from sifu.core.ledger import canonical_json, read_json
 from sifu.errors import InputError, RunDamagedError
 from sifu.store.checkpoints import Checkpoint, kept_in, latest_checkpoint
-from sifu.store.files import append_line, read_named
+from sifu.store.files import append_line, check_output, read_named
 from sifu.store.keys import keys_of, signature_holds
 from sifu.store.reader import RunReader
 from sifu.store.seen_heads import seen_heads
@@ -42,6 +42,8 @@ def witness_targets() -> tuple[str, ...]:
     for target in targets:
         if not _is_program(target) and not Path(target).parent.is_dir():
             raise InputError(f"a witness must be a program, or a file in an existing folder, found {target[:80]!r}")
+        if not _is_program(target):
+            check_output(Path(target))
     return targets
 
 

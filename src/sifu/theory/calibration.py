@@ -23,6 +23,8 @@ from sifu.errors import InputError
 
 LARGEST_EPSILON = 1e4
 """Largest accepted epsilon: a larger one protects nothing, and float64 is not precise enough for it."""
+SMALLEST_EPSILON = 1e-4
+"""Smallest accepted epsilon of a request: below it the equation of calibration loses too many digits in float64."""
 LARGEST_NOISE = 1e30
 """Largest accepted sigma: larger noise would destroy the model and overflow float32."""
 SMALLEST_DELTA = 1e-10
@@ -41,11 +43,15 @@ def check_budget(epsilon: float, delta: float) -> None:
 
 
 def check_deliverable(epsilon: float, delta: float) -> None:
-    """Refuse an invalid budget, and a delta below `SMALLEST_DELTA`.
+    """Refuse an invalid budget, an epsilon below `SMALLEST_EPSILON`, and a delta below `SMALLEST_DELTA`.
 
     Noise drawn from 53-bit uniforms never exceeds 8.6 sigma, so it cannot achieve a smaller delta.
     """
     check_budget(epsilon, delta)
+    if epsilon < SMALLEST_EPSILON:
+        raise InputError(
+            f"epsilon must be at least {SMALLEST_EPSILON:g}, found {epsilon}: float64 is too coarse for it"
+        )
     if delta < SMALLEST_DELTA:
         raise InputError(f"delta must be at least {SMALLEST_DELTA:g}, found {delta}: float64 noise cannot deliver less")
 
