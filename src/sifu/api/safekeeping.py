@@ -157,8 +157,13 @@ def restore(
 def _check_certificates(reader: RunReader, given: Sequence[Verification]) -> None:
     run, named = reader.value("run"), {key for _, key in keys_of(reader)}
     for found in given:
-        if not found.holds or found.content["body"]["run"] != run or found.public_key not in named:
+        if not found.holds or found.content["body"]["run"] != run:
             raise InputError(f"{found.subject} does not belong to this run, or it does not verify")
+        if found.public_key not in named:
+            raise InputError(
+                f"{found.subject} is signed with the key {found.public_key}, which the backup does not know. If the "
+                f"key was rotated since: restore without it, and file {found.content['body']['request']} again"
+            )
 
 
 def check_whole(staged: Path, file: Path) -> None:
