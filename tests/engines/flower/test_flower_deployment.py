@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -158,11 +159,21 @@ def admit(federation: Deployment, run: Path, nodes: int) -> None:
 
 
 def query(run: Path, sql: str) -> list[tuple]:
-    """Return rows of the run's database; none if there is no database yet."""
+    """Return rows of the run's database; none if there is no database yet.
+
+    A read that fails while a new server recovers the log of a killed one is repeated; `check` verifies the run.
+    """
     if not (run / "run.db").exists():
         return []
-    with sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True) as database:
-        return database.execute(sql).fetchall()
+    for wait in (0.2, 1.0, None):
+        try:
+            with sqlite3.connect(f"file:{run / 'run.db'}?mode=ro", uri=True) as database:
+                return database.execute(sql).fetchall()
+        except sqlite3.DatabaseError:
+            if wait is None:
+                raise
+            time.sleep(wait)
+    return []
 
 
 def rounds(run: Path) -> int:
