@@ -67,7 +67,7 @@ def test_status_warns_of_what_keeps_a_run_from_going_on(own_trained: Path, own_r
     key.write_bytes(kept)
     assert len(warned()) == 1
     assert cli("forget", own_trained).code == 0
-    assert "events" in warned()[0]
+    assert "key" in warned()[0]
 
 
 def test_status_warns_of_a_head_that_is_missing_or_elsewhere(

@@ -193,7 +193,7 @@ TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 POSITIVE = st.floats(1e-300, 1e300)
 
 
-@given(TEXTS, TEXTS, POSITIVE, st.floats(1e-6, 1e4), st.integers(0, 2**53 - 1), st.booleans())
+@given(TEXTS, TEXTS, POSITIVE, st.floats(1e-4, 1e4), st.integers(0, 2**53 - 1), st.booleans())
 @example("C:\\data\\new", 'a "quoted" name', 0.1, 1e3, 0, True)
 @example("two\nlines", "bell\x07 and del\x7f", 1e-7, 1e-3, 1, False)
 def test_the_commented_file_reads_back(
