@@ -62,9 +62,8 @@ def test_groups_together_have_the_bits_of_each_alone(make_federation: Any, parti
 def test_groups_agree_with_the_embedded_engine(make_federation: Any) -> None:
     federation, data = make_federation(NETWORK, clients=6, participation="all")
     start = federation.initial_model(0)
-    wanted = RoundsWanted(
-        StopSpec(0.0, 0, ROUNDS, 2), start.astype(np.float64), evaluated=np.array([0, 5], dtype=np.int64)
-    )
+    nobody = np.zeros(0, dtype=np.int64)  # groups are not evaluated while they train separately
+    wanted = RoundsWanted(StopSpec(0.0, 0, ROUNDS, 2), start.astype(np.float64), evaluated=nobody)
     (engine,) = lane_engines([federation], [data], DEVICE)
     lanes = list(stream_group_rounds(engine, [start] * 3, Position(1, 0), GROUPS, wanted))
     plain = list(stream_group_rounds(federation, [start] * 3, Position(1, 0), GROUPS, wanted))
@@ -75,10 +74,7 @@ def test_groups_agree_with_the_embedded_engine(make_federation: Any) -> None:
             assert done.participants.tolist() == expected.participants.tolist()
             assert np.abs(done.fetch_model() - reference).max() <= 1e-5 * np.abs(reference).max()
             assert done.drifts == pytest.approx(expected.drifts, rel=1e-3, abs=1e-9)
-            assert (done.evaluation is None) == (expected.evaluation is None)
-            if done.evaluation and expected.evaluation:
-                assert done.evaluation.clients.tolist() == [0, 5]
-                assert done.evaluation.loss == pytest.approx(expected.evaluation.loss, rel=1e-3)
+            assert done.evaluation is expected.evaluation is None
     engine.close()
 
 
