@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable
 from typing import Annotated, Any, TextIO
 
-import click
 import typer
 import typer.core
 from typer.core import TyperGroup
@@ -51,7 +50,7 @@ typer.core.HAS_RICH = False  # Typer's own pages take four times as long to impo
 class Sections(TyperGroup):
     """All commands, listed in sections."""
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands without blank lines in between, so that they fit a screen, then the options."""
         width = max(map(len, self.commands))
         for section, group in itertools.groupby(self.commands.values(), lambda command: command.rich_help_panel):  # type: ignore[attr-defined]
@@ -65,7 +64,7 @@ class Sections(TyperGroup):
         with formatter.indentation():
             formatter.write_dl(list(filter(None, (parameter.get_help_record(ctx) for parameter in shown))))
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command to run; refuse a command of sifu 0.2 with the one that replaces it."""
         if args[0] in FORMER:
             ctx.fail(f"{args[0]} was a command of sifu 0.2: use {FORMER[args[0]]}")
