@@ -40,9 +40,9 @@ class Federation:
     """
 
     has_records = False
-    """Whether records of a client can be forgotten."""
+    """True if records of a client can be forgotten."""
     evaluates = False
-    """Whether retraining is evaluated on the rows of those who stay."""
+    """True if retraining is evaluated on the rows of the remaining clients."""
 
     def __init__(self, folder: Path, method: str, data: dict[str, Rows], noise: Any = None) -> None:
         self.folder, self.method, self.data, self.noise = folder, method, dict(data), noise

@@ -73,7 +73,7 @@ def states_of(fed: Federation) -> dict[str, str]:
 
 @pytest.mark.usefixtures("same_groups")
 class Laws:
-    """What holds for every pair of a kind and a method; `pair` is given by those who inherit the laws."""
+    """Laws of every pair of a kind of federation and a method; a subclass gives the fixture `pair`."""
 
     kinds: ClassVar[dict[str, type[Federation]]] = KINDS
 

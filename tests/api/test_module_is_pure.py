@@ -136,7 +136,7 @@ def watched() -> nn.Module:
 
 
 class Watching(Tensor):
-    """Tensor that sees every function that is called with it."""
+    """Tensor of a class of the user's, which torch asks before every function."""
 
 
 def observed() -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,28 @@ def test_a_request_is_recorded_before_an_earlier_one_is_finished(cli: Command, t
     assert states == {"r1": "running", "r2": "received"}
     assert cli("forget", run).code == 0
     assert {line["status"] for line in status_of(cli, run)["requests"]} == {"done"}
+
+
+def test_a_certificate_of_a_key_that_a_backup_lacks_names_what_to_file(
+    own_trained: Path, tmp_path: Path, cli: Command
+) -> None:
+    assert cli("backup", own_trained, tmp_path / "old.zip").code == 0
+    assert cli("key", "--rotate", own_trained).code == 0
+    assert cli("forget", own_trained, "--clients", "client-001", "--request", "lost-one").code == 0
+    certificate = own_trained / "certificates" / "lost-one.public.json"
+    answer = cli("restore", tmp_path / "old.zip", tmp_path / "new", "--accept-older", "--certificate", certificate)
+    assert answer.code == 2
+    assert "lost-one" in answer.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_pipe_in_place_of_a_table_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    spec = tmp_path / "spec.toml"
+    spec.write_text(f'[data]\nname = "table"\nfile = "{tmp_path / "pipe.csv"}"\nlabel = "y"\nclient = "c"\n')
+    process = start_cli("plan", spec)
+    process.communicate(timeout=60)
+    assert process.returncode == 2
 
 
 @pytest.mark.parametrize(

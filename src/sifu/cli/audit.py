@@ -40,14 +40,14 @@ def show_audit(report: AuditReport, output: Path | None) -> Answer:
 
     The JSON is written to the folder `output` if given; it is confidential, because it shows distances and nodes.
     """
-    from sifu.store.files import check_output, private_folder, write_output
+    from sifu.store.files import check_output, private_folder, write_atomically
 
     values = report.values()
     if output is None:
         return Answer(values, partial(print_compared, report), code=0 if report.holds else 3)
     check_output(output / "audit.json")
     private_folder(output, parents=True)
-    write_output(output / "audit.json", (json.dumps(plain_values(values), indent=2) + "\n").encode())
+    write_atomically(output / "audit.json", (json.dumps(plain_values(values), indent=2) + "\n").encode())
     wrote = f"Wrote {output / 'audit.json'}"
     return Answer(values, partial(print_report, report), wrote, code=0 if report.holds else 3)
 

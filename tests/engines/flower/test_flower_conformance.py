@@ -50,13 +50,13 @@ class OnFlower(Federation):
 
 
 class Masked(OnFlower):
-    """Nodes that mask their updates, so that the server learns nothing but the mean of a round."""
+    """Federation on Flower with masked updates: the server learns only the mean of a round."""
 
     settings: ClassVar[dict[str, bool]] = {"masked_updates": True}
 
 
 class Plain(OnFlower):
-    """Nodes that send their own statistics, which the server keeps."""
+    """Federation on Flower whose server keeps the statistics of every node."""
 
     settings: ClassVar[dict[str, bool]] = {"masked_statistics": False}
 
