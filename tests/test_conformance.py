@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import runs
 import sifu
 import sifu_verifier
+import told
 from adapters import ABSENT, COMPANION, KINDS, LAST, LOCAL, METHODS, NAMES, Federation, Rows, rows_of
 from run_tools import Command, copy_run, small_spec
 
@@ -69,6 +71,11 @@ def steps_of(fed: Federation, rounds: int, clients: Collection[str]) -> int:
 def states_of(fed: Federation) -> dict[str, str]:
     """Return the state of each client."""
     return {client.name: client.state for client in fed.run().status().clients}
+
+
+@pytest.mark.parametrize("name", runs.BUILT_BY)
+def test_finished_runs_tell_what_they_told_before(name: str, tmp_path: Path) -> None:
+    assert list(told.differences(told.told(name, tmp_path), told.recorded()[name])) == []
 
 
 @pytest.mark.usefixtures("same_groups")
