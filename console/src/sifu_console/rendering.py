@@ -28,7 +28,7 @@ def _environment() -> Environment:
     environment = templates("sifu_console", "templates", spaces="\n\t\u00a0")
     environment.filters.update(moment=moment, percent=_percent, number=functools.partial(number, digits=4))
     environment.filters.update(names=_names, charts=charts)
-    environment.filters.update(expected=expected_words, measured=measured_words)
+    environment.filters.update(limit=limit_words, measured=measured_words)
     environment.globals["level_words"] = LEVEL_WORDS
     environment.globals["version"] = __version__
     environment.globals["terms_on_offer"] = terms_on_offer()
@@ -44,12 +44,11 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}\u00a0%"
 
 
-def expected_words(live: Progress) -> str:
-    """Return a phrase on the expected number of rounds of the current work."""
+def limit_words(live: Progress) -> str:
+    """Return a phrase on the limit of the rounds of the current work."""
     if not live.at_work:
         return "no job is running"
-    about = "as many as it takes" if live.expected is None else f"of about {live.expected:,}, as predicted"
-    return f"of exactly {live.limit:,}" if live.target <= 0 else f"{about}; at most {live.limit:,}"
+    return f"of at most {live.limit:,}" if live.target > 0 else f"of {live.limit:,}"
 
 
 def measured_words(live: Progress) -> str:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sifu.api.requests import pending_requests
 from sifu.core.held_out_figures import HeldOutFigures
-from sifu.core.spec import Spec, StopSpec
-from sifu.requests.certification import payload_of_request
+from sifu.core.spec import Spec
 from sifu.run.run_view import ACTIVE
-from sifu.run.training import expected_rounds
 from sifu.store.client_accuracy import read_held_out
 from sifu.store.files import is_locked
-from sifu.store.projection import RequestRow
 from sifu.store.reader import RunReader, joined_remainders
 from sifu.store.times import current_time
 from sifu.theory.history import count_rounds
@@ -28,12 +23,12 @@ Point = tuple[int, float | None, float]
 class Progress:
     """Progress of a run's current work, and the requests that wait; it names no client.
 
-    `at_work` tells whether a process writes to the run. `rounds` counts the rounds of the current work (training, or
-    retraining for `request`); `limit` and `target` are its stop rule, and `expected` is the predicted number of rounds
-    (None without a prediction). `rounds_run` counts all rounds of the run. A point of `curve` is a round with its
-    accuracy (None for regression) and its loss. `accuracy` is measured on the active clients' training data, `held_out`
-    on held-out rows; for regression, `mean_squared_error` replaces `accuracy`. During training, these figures belong to
-    the last point of `curve`, otherwise to the current model. They are None if they were not measured.
+    `at_work` tells whether a process writes to the run. `rounds` counts the rounds of the current work (training,
+    or retraining for `request`); `limit` and `target` are its stop rule. `rounds_run` counts all rounds of the run.
+    A point of `curve` is a round with its accuracy (None for regression) and its loss. `accuracy` is measured on
+    the active clients' training data, `held_out` on held-out rows; for regression, `mean_squared_error` replaces
+    `accuracy`. During training, these figures belong to the last point of `curve`, otherwise to the current model.
+    They are None if they were not measured.
     """
 
     phase: str
@@ -41,7 +36,6 @@ class Progress:
     request: str | None
     rounds: int
     limit: int
-    expected: int | None
     target: float
     accuracy: float | None
     mean_squared_error: float | None
@@ -82,7 +76,6 @@ def progress_of(reader: RunReader) -> Progress:
         request=running.request if running else None,
         rounds=int(position),
         limit=spec.stop.max_rounds,
-        expected=_expected(reader, running, int(position), points, spec.stop),
         target=spec.stop.target,
         accuracy=accuracy,
         mean_squared_error=spec.regime.squared_error(loss),
@@ -95,21 +88,3 @@ def progress_of(reader: RunReader) -> Progress:
         waiting=len(pending),
         overdue=sum(request.overdue for request in pending),
     )
-
-
-def _expected(
-    reader: RunReader, running: RequestRow | None, rounds: int, points: Sequence[Point], stop: StopSpec
-) -> int | None:
-    """Return the expected number of rounds of the current work, or None if it cannot be predicted.
-
-    Without a target the number is fixed. Otherwise it is predicted from the learning curve or from the plan.
-    """
-    if stop.target <= 0:
-        return stop.max_rounds
-    seen = [(at, accuracy) for at, accuracy, _ in points if accuracy is not None]
-    by_curve = expected_rounds(seen, rounds, stop.target, stop.max_rounds)
-    if by_curve < stop.max_rounds or running is None:
-        return by_curve if by_curve < stop.max_rounds else None
-    ways = (payload_of_request(reader, running.request, "rolled back").get("auto") or {}).get("ways", [])
-    planned = next((way["rounds"] for way in ways if way["method"] == running.method), None)
-    return None if planned is None else max(rounds + 1, math.ceil(planned))

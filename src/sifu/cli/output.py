@@ -150,27 +150,22 @@ class RoundsProgress(ShownBar):
     def __init__(self) -> None:
         super().__init__("{task.fields[text]}")
         self._told = time.monotonic()
-        self._seen: list[tuple[int, float]] = []
         self._started = 0.0
 
     def __call__(self, update: object) -> None:
         """Show a `sifu.run.training.Progress`."""
-        from sifu.run.training import expected_rounds
-
         phase, rounds = update.phase, update.rounds  # type: ignore[attr-defined]
         accuracy, target, most = update.accuracy, update.target, update.max_rounds  # type: ignore[attr-defined]
         if self.begin(phase, most):
-            self._seen, self._started = [], time.monotonic()
-        if not math.isnan(accuracy):
-            self._seen.append((rounds, accuracy))
-        total = expected_rounds(self._seen, rounds, target, most)
-        speed = len(self._seen) and rounds / max(time.monotonic() - self._started, 1e-3)
-        left = f", about {duration((total - rounds) / speed)} left" if speed and total > rounds else ""
+            self._started = time.monotonic()
+        speed = rounds / max(time.monotonic() - self._started, 1e-3)
+        limit = "at most" if target > 0 else "about"
+        left = f", {limit} {duration((most - rounds) / speed)} left" if speed and most > rounds else ""
         text = f"{update.unit} {rounds}"  # type: ignore[attr-defined]
         if target > 0 and not math.isnan(accuracy):
             text += f", {100 * accuracy:.1f} % of {100 * target:g} %"
         if self._shown:
-            self.update(rounds, total, text + left)
+            self.update(rounds, most, text + left)
         elif time.monotonic() - self._told >= LINE_EVERY:
             self._told = time.monotonic()
             err.print(f"{phase}: {text}{left}", markup=False, highlight=False, soft_wrap=True)

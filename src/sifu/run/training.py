@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,28 +62,6 @@ class Progress:
 
 
 ProgressCallback = Callable[[Progress], None]
-
-
-def expected_rounds(seen: Sequence[tuple[int, float]], rounds: int, target: float, most: int) -> int:
-    """Extrapolate the total number of rounds to the target from the decrease of the error in the later half of `seen`.
-
-    >>> expected_rounds([(1, 0.5), (2, 0.6), (3, 0.7), (4, 0.8), (5, 0.85)], 5, 0.95, 100)
-    10
-
-    Args:
-        seen: Pairs (round, accuracy) so far.
-        rounds: Rounds so far.
-        target: Target accuracy.
-        most: Upper bound, returned if there is no target or too little data.
-    """
-    if target <= 0 or len(seen) < 4:
-        return most
-    then, now = seen[len(seen) // 2], seen[-1]
-    error_then, error_now, goal = 1 - then[1], 1 - now[1], max(1 - target, 1e-6)
-    if error_now <= goal or error_now >= error_then:
-        return min(most, rounds + 1) if error_now <= goal else most
-    speed = math.log(error_then / error_now) / max(now[0] - then[0], 1)
-    return min(most, rounds + 1 + math.ceil(math.log(error_now / goal) / speed))
 
 
 COMMIT_SECONDS = 0.5
