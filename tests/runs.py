@@ -53,7 +53,7 @@ LOOP: dict[str, Any] = {
     "server": {"rejected": "reply"},
     "stop": {"max_rounds": 5, "target": 0.0},
 }
-TARGETS = {f"site-{number}": np.array([number, -2.0 * number, 2.0**number]) for number in range(6)}
+TARGETS = {f"site-{number}": np.array([number, -2.0 * number, 2.0**number, 1.0, -number]) for number in range(6)}
 """Model that each client of the loop steps towards."""
 
 
@@ -191,13 +191,13 @@ def loop(folder: Path) -> None:
     """Serve a user's own loop: replies are refused or missing, a round is lost, a client leaves, a request arrives."""
     samples = {name: 10 * place for place, name in enumerate(TARGETS, start=1)}
     for _ in range(2):
-        with sifu.ServerLoop(folder, LOOP, samples, lambda: {"w": np.zeros(3)}) as server:
+        with sifu.ServerLoop(folder, LOOP, samples, lambda: {"w": np.zeros(5)}) as server:
             while task := server.next():
                 replies: dict[str, Any] = {
                     name: {"w": model["w"] + 0.5 * (TARGETS[name] - model["w"])} for name, model in task.models.items()
                 }
                 if task.branch == 0 and task.round == 1:
-                    replies["site-0"] = {"w": np.full(3, np.nan)}
+                    replies["site-0"] = {"w": np.full(5, np.nan)}
                     del replies["site-3"]
                     server.run.request(["site-1"], "meanwhile", sigma=0.3, level="none")
                 server.take({} if (task.branch, task.round) == (0, 2) else replies)

@@ -19,14 +19,21 @@ from run_tools import SameNoise
 
 KEYS: tuple[Any, ...] = (Ed25519PrivateKey, X25519PrivateKey)
 """Classes of private keys that the library draws, from 32 bytes each."""
+LONGEST_NONCE = 32
+"""Length of keys, salts and nonces in bytes."""
 
 
 def fix_draws(patch: pytest.MonkeyPatch, place: str) -> None:
-    """Replace every source of secrets by a generator seeded with `place`."""
-    generator = random.Random(place)
+    """Replace every source of secrets by generators seeded with `place`.
+
+    Noise, which is longer than a nonce, has a generator of its own: the number of nonces depends on the machine's
+    speed, because rounds are committed by time.
+    """
+    generator, noise = random.Random(place), random.Random(f"noise of {place}")
 
     def token_bytes(nbytes: int | None = None) -> bytes:
-        return generator.randbytes(secrets.DEFAULT_ENTROPY if nbytes is None else nbytes)
+        length = secrets.DEFAULT_ENTROPY if nbytes is None else nbytes
+        return (noise if length > LONGEST_NONCE else generator).randbytes(length)
 
     patch.setattr(secrets, "token_bytes", token_bytes)  # token_hex and token_urlsafe call it
     for kind in KEYS:

@@ -108,7 +108,9 @@ class RunComparison:
             return
         recorded = RecordedRequest(self._audited.reader, row)
         leaving = [index_of[name] for name in row.clients] if joined is None else [joined.first]
-        stay = [client for client in range(len(recorded.view.clients)) if client not in recorded.gone]
+        until = recorded.view.earlier_subjects(before_order=recorded.order + 1)
+        left = {client for subject in until for client in subject.clients}
+        stay = [client for client in range(len(recorded.view.clients)) if client not in left]
         clients = sorted({*stay, *leaving})
         after = stay if joined is None else [*stay, joined.client]
         pair = self._pair(row.final_node, clients, after)

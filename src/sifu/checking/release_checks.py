@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sifu.core.ledger import RELEASE_DISTANCES
 from sifu.errors import SifuError
 from sifu.run.releases import Accountant
 from sifu.run.run_view import RunView
@@ -39,8 +38,6 @@ def check_releases(reader: RunReader) -> Iterator[str]:
             yield from (f"releases: event {event.seq} {problem}" for problem in _wrong(row, noise_std, released))
             if row.clients != tuple(everyone.between(row.node, row.node).clients.tolist()):
                 yield f"releases: event {event.seq} does not name the clients of node {row.node}"
-            if RELEASE_DISTANCES not in content:
-                yield f"releases: event {event.seq} has no distances"
             released.add(row.node)
         first = event.kind == "training done"
         if noise_std > 0.0 and (first or event.kind == "request done"):
@@ -61,8 +58,6 @@ def _wrong(row: ReleaseRow, noise_std: float, released: set[int]) -> Iterator[st
         yield f"records noise {row.noise_std!r}, the spec says {noise_std!r}"
     if row.node in released:
         yield f"releases node {row.node} a second time"
-    if row.distances is None or row.record_distances is None:
-        return
     if sorted(row.distances) != sorted(row.clients) or not set(row.record_distances) <= set(row.clients):
         yield "has distances of clients that did not take part, or lacks some"
     if not all(
@@ -87,13 +82,11 @@ def _check_latest(reader: RunReader, view: RunView, row: ReleaseRow) -> Iterator
             f"releases: the latest is {moved:.6g} from the solved head; its noise makes it {max(low, 0.0):.6g} to "
             f"{high:.6g}"
         )
-    if row.distances is None:
-        return
     accountant = Accountant.of(reader, view.spec)
     for client in row.clients:
         distance, largest = accountant.distances_of(client)
         yield from _differs(view, client, "distance", row.distances.get(client), distance)
-        if largest is not None and row.record_distances is not None:
+        if largest is not None:
             what = "largest distance of a record"
             yield from _differs(view, client, what, row.record_distances.get(client), largest)
 
@@ -107,7 +100,7 @@ def _differs(view: RunView, client: int, what: str, recorded: float | None, reco
 
 def trusted_notes(reader: RunReader) -> Iterator[str]:
     """Yield notes on recorded distances that cannot be recomputed, because statistics or samples are not stored."""
-    rows = [row for row in releases(reader) if row.distances is not None]
+    rows = releases(reader)
     current = bool(rows) and rows[-1].node == reader.tip
     if taken := len(rows) - current:
         yield (
@@ -115,7 +108,7 @@ def trusted_notes(reader: RunReader) -> Iterator[str]:
             "their heads are no longer stored"
         )
     as_rows = {row.clients[0] for row in reader.statistics().values() if row.is_rows}
-    if current and (trusted := set(rows[-1].record_distances or ()) - as_rows):
+    if current and (trusted := set(rows[-1].record_distances) - as_rows):
         yield (
             f"the distances of records of {len(trusted)} clients in the latest release were taken from the signed "
             "record: these clients' samples are not stored as rows"

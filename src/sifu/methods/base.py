@@ -6,7 +6,7 @@ method replaces the fields that it decides itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -44,7 +44,6 @@ class Claim:
         exposures: Psi of each subject along the active path.
         depth: Depth of the model on the active path.
         terms: Terms of the request.
-        earlier: Clients that earlier requests forgot.
         noise_std: Standard deviation of the noise on the model.
     """
 
@@ -53,13 +52,7 @@ class Claim:
     exposures: Sequence[Exposure]
     depth: int
     terms: Terms
-    earlier: Collection[int] = ()
     noise_std: float = 0.0
-
-    @property
-    def gone(self) -> set[int]:
-        """Clients of the request and all clients that earlier requests forgot."""
-        return {*self.clients, *self.earlier}
 
     @property
     def is_initial(self) -> bool:
@@ -159,7 +152,7 @@ def plan_from(method: Method, view: RunView, terms: Terms, depth: int | None, no
     order, place = view.next_order, depth or 0
     subjects = view.new_subjects(terms, order)
     exposures = [] if depth is None else view.exposures([*subjects, *view.earlier_subjects()])
-    claim = Claim(view, view.leaving(terms.clients), exposures, place, terms, view.forgotten, noise_std)
+    claim = Claim(view, view.leaving(terms.clients), exposures, place, terms, noise_std)
     premises = method.premises(claim)
     fresh = depth is None or is_scratch(method.info, claim)
     # No client influenced the initial model, at place 0.

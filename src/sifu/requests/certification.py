@@ -148,8 +148,7 @@ class RecordedRequest:
     @property
     def _claim(self) -> Claim:
         leaving, exposures = self.view.leaving(self.request.clients), [*self.new_exposures, *self.earlier_exposures]
-        claimed = self.source_depth, self.terms, self.gone, self.noise_std
-        return Claim(self.view, leaving, exposures, *claimed)
+        return Claim(self.view, leaving, exposures, self.source_depth, self.terms, self.noise_std)
 
     @property
     def starts_fresh(self) -> bool:
@@ -181,11 +180,6 @@ class RecordedRequest:
         """Delta at the request's epsilon that its release alone reached."""
         charges = [self.statement(exposure).charge for exposure in self.new_exposures]
         return delta_of_charges(self.terms.epsilon, charges)
-
-    @property
-    def gone(self) -> set[int]:
-        """Clients forgotten by this request or an earlier one."""
-        return self.view.forgotten_until(self.order)
 
     @cached_property
     def before_after(self) -> BeforeAfter | None:

@@ -36,11 +36,6 @@ class ClientsView:
         """Clients whose request was executed, or is being executed."""
         return {client for subject in self.reader.subjects() for client in subject.clients}
 
-    def forgotten_until(self, order: int) -> set[int]:
-        """Return the clients forgotten by the first `order` executed requests."""
-        done = {row.request for row in self.requests if 0 < (row.request_order or 0) <= order}
-        return {client for subject in self.reader.subjects() if subject.request in done for client in subject.clients}
-
     @cached_property
     def asking(self) -> set[int]:
         """Clients that a waiting request asks to forget entirely, approved or not."""

@@ -163,7 +163,7 @@ def _distances(rows: Iterable[ReleaseRow], numbers: Sequence[int], records: bool
     for row in rows:
         known = row.record_distances if records else row.distances
         for number in set(numbers) & set(row.clients):
-            yield math.inf if known is None else known.get(number, math.inf)
+            yield known.get(number, math.inf)
 
 
 def waiting_note(reader: RunReader, spec: Spec, clients: Iterable[int]) -> str:

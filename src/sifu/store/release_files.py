@@ -25,7 +25,7 @@ class ReleaseRow:
     """One release: its event, the node of the solved head, its noise, its file, and the participating clients.
 
     `distances` holds the distances of docs/theory.md, section 14.7, by client, and `record_distances` the maximum over
-    each client's records. A purge of all figures erases both.
+    each client's records.
     """
 
     seq: int
@@ -34,8 +34,8 @@ class ReleaseRow:
     noise_std: float
     digest: str
     clients: tuple[int, ...]
-    distances: Mapping[int, float] | None
-    record_distances: Mapping[int, float] | None
+    distances: Mapping[int, float]
+    record_distances: Mapping[int, float]
 
 
 def release_noise(reader: RunReader) -> float:
@@ -51,10 +51,9 @@ def releases(reader: RunReader) -> list[ReleaseRow]:
 def release_row(event: Event) -> ReleaseRow:
     """Return the release that an event records."""
     content = event.content
-    measured = content.get(RELEASE_DISTANCES)
+    measured = content[RELEASE_DISTANCES]
     clients, records = (
-        None if measured is None else {int(client): float(value) for client, value in measured[of].items()}
-        for of in ("clients", "records")
+        {int(client): float(value) for client, value in measured[of].items()} for of in ("clients", "records")
     )
     node, noise_std, digest = int(content["node"]), float(content["noise_std"]), str(content["digest"])
     members = tuple(map(int, content["clients"]))

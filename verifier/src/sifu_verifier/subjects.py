@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 from sifu_verifier.canonical import Row
 from sifu_verifier.run_folder import RunFolder
@@ -26,12 +25,6 @@ def names_of(run: RunFolder, request: Row) -> list[str]:
 def first_name_of(run: RunFolder, name: str) -> str:
     """Return the name under which a client first joined; certificates use this name (section 4b)."""
     return str(run.clients[indices_of(run, name)[0]]["name"])
-
-
-def forgotten_by(run: RunFolder, order: int) -> set[int]:
-    """Return the clients forgotten by requests whose `request_order` is at most `order`."""
-    return {c for i, clients in run.subjects.items() for c in clients
-            if (run.owner[i]["request_order"] or math.inf) <= order}  # fmt: skip
 
 
 def founding_clients(run: RunFolder) -> range:
