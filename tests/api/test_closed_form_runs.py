@@ -13,6 +13,7 @@ import pytest
 import sifu
 import sifu_verifier
 from forged_runs import execute, rebuild_chain
+from made_statistics import made_statistics
 from run_tools import Command, copy_run, query, spec_for, state
 from sifu.core.certificate_words import words_of
 from sifu.core.closed_form_engine import recorded_fixed_point
@@ -197,7 +198,7 @@ def test_a_client_that_sends_impossible_statistics_is_named(tmp_path: Path, monk
             return sent
         gram = sent.gram.copy()
         gram[0, 0] += 1  # the diagonal no longer has the parity that integer samples give
-        return Statistics.of(sent.fixed, gram, sent.cross, sent.samples, sent.target_energy)
+        return made_statistics(sent.fixed, gram, sent.cross, sent.samples, sent.target_energy)
 
     monkeypatch.setattr(ClosedFormFederation, "sent_by", hostile)
     with pytest.raises(RoundRejectedError, match="'c2' were refused and nothing was changed: impossible statistics"):

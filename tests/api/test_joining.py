@@ -11,6 +11,7 @@ import pytest
 
 import sifu
 import sifu_verifier
+from made_statistics import made_statistics
 from run_tools import Command, query, state
 from sifu.core.closed_form_engine import recorded_fixed_point
 from sifu.data import ClientData
@@ -105,7 +106,7 @@ def test_records_that_a_client_gained_join_under_another_name(tmp_path: Path) ->
 
 def _with(sent: Statistics, **other: Any) -> Statistics:
     fields = {name: getattr(sent, name) for name in ("fixed", "gram", "cross", "samples", "target_energy")}
-    return Statistics.of(**(fields | other))
+    return made_statistics(**(fields | other))
 
 
 def _indefinite(sent: Statistics) -> Statistics:
@@ -159,7 +160,7 @@ def test_a_newcomer_that_sends_what_no_data_can_have_is_refused_and_named(
 def test_a_sum_beyond_int64_is_refused_before_it_is_formed() -> None:
     fixed = FixedPoint(features=1, outputs=1)
     huge = np.full((2, 2), 2**62, dtype=np.int64)
-    part = Statistics.of(fixed, huge, np.zeros((2, 1), dtype=np.int64), 1, 0)
+    part = made_statistics(fixed, huge, np.zeros((2, 1), dtype=np.int64), 1, 0)
     with pytest.raises(InputError, match="beyond int64"):
         part + part
 

@@ -20,9 +20,9 @@ from sifu.data.dataset import sample_digest
 from sifu.engines.sim.embedded_clients import ClientData, check_names
 from sifu.errors import InputError, RoundRejectedError, UnusableSamplesError
 from sifu.theory.arrays import Array, Floats
-from sifu.theory.closed_form import FixedPoint, Rows, Statistics, Targets, check_statistics, fit_head, total
+from sifu.theory.closed_form import FixedPoint, Rows, Statistics, Targets, fit_head, total
 from sifu.theory.closed_form.rows import rows_are_smaller, rows_of_chunks
-from sifu.theory.closed_form.statistics_check import HostileStatisticsError
+from sifu.theory.closed_form.statistics_check import find_flaw
 from sifu.theory.closed_form.sums import statistics_of_chunks
 from sifu.theory.facts import IN_PROCESS, ClientProfile
 from sifu.theory.participation import ClientIndices
@@ -244,13 +244,11 @@ def checked(
     if sent.fixed != fixed or sent.samples != client.samples:
         detail = f"{sent.samples} samples in [{sent.fixed.describe()}]"
         return Rejection(position, client.name, "wrong samples", left_out=True, detail=detail)
-    try:
-        if isinstance(sent, Rows):
+    if isinstance(sent, Rows):
+        try:
             sent.check(client.name)
-        else:
-            check_statistics(sent, client.name)
-    except HostileStatisticsError as error:
-        return Rejection(position, client.name, "impossible statistics", left_out=True, detail=error.flaw.value)
-    except InputError as error:
-        return Rejection(position, client.name, "impossible statistics", left_out=True, detail=str(error))
+        except InputError as error:
+            return Rejection(position, client.name, "impossible statistics", left_out=True, detail=str(error))
+    elif (flaw := find_flaw(sent)[0]) is not None:
+        return Rejection(position, client.name, "impossible statistics", left_out=True, detail=flaw.value)
     return sent

@@ -16,7 +16,6 @@ no data can have. `sum_check` compares a sum with its parts. `ridge` chooses lam
 from sifu.theory.closed_form.fixed_point import FixedPoint
 from sifu.theory.closed_form.ridge import Head, fit_head, penalty, relative_penalty_by_gcv
 from sifu.theory.closed_form.rows import Rows
-from sifu.theory.closed_form.statistics_check import check_statistics
 from sifu.theory.closed_form.sums import Statistics, statistics_of, total
 from sifu.theory.closed_form.targets import Targets
 
@@ -26,7 +25,6 @@ __all__ = [
     "Rows",
     "Statistics",
     "Targets",
-    "check_statistics",
     "fit_head",
     "penalty",
     "relative_penalty_by_gcv",

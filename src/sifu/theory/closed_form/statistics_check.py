@@ -20,7 +20,6 @@ import enum
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from sifu.errors import InputError
 from sifu.theory.arrays import Floats, Integers
 from sifu.theory.closed_form.sums import Statistics
 
@@ -115,34 +114,14 @@ class Flaw(enum.Enum):
     CROSS = "an entry of H is larger than the square of its feature and the target energy allow"
 
 
-class HostileStatisticsError(InputError):
-    """Error for statistics that no samples can have; `flaw` is the reason."""
-
-    def __init__(self, owner: str, flaw: Flaw, detail: str) -> None:
-        super().__init__(f"the statistics of {owner} are refused: {flaw.value} ({detail})")
-        self.flaw = flaw
-
-
-def check_statistics(statistics: Statistics, owner: str) -> None:
-    """Refuse the statistics of `owner` if no samples can have them.
-
-    Raises:
-        HostileStatisticsError: If the statistics have a flaw.
+def find_flaw(statistics: Statistics) -> tuple[Flaw | None, str]:
+    """Return the first flaw of these statistics and the values found, or (None, "") if there is none.
 
     >>> import numpy as np
     >>> from sifu.theory.closed_form import FixedPoint, statistics_of
-    >>> data = statistics_of(FixedPoint(features=1, outputs=1), np.array([[3.0]]), np.array([[1.0]]))
-    >>> check_statistics(data, "client a")
-    >>> find_flaw(Statistics.of(data.fixed, data.gram, data.cross, 2, data.target_energy))
-    (<Flaw.CONSTANT: 'the square of the constant feature is not n 2^2a'>, '4294967296 for 2 samples')
+    >>> find_flaw(statistics_of(FixedPoint(features=1, outputs=1), np.array([[3.0]]), np.array([[1.0]])))
+    (None, '')
     """
-    flaw, detail = find_flaw(statistics)
-    if flaw is not None:
-        raise HostileStatisticsError(owner, flaw, detail)
-
-
-def find_flaw(statistics: Statistics) -> tuple[Flaw | None, str]:
-    """Return the first flaw of these statistics and the values found, or (None, "") if there is none."""
     fixed, gram, cross = statistics.fixed, statistics.gram, statistics.cross
     samples, energy = statistics.samples, statistics.target_energy
     if not 0 <= samples <= fixed.samples_at_most:

@@ -42,22 +42,6 @@ class Statistics:
         self.words.flags.writeable = False
 
     @staticmethod
-    def of(fixed: FixedPoint, gram: Integers, cross: Integers, samples: int, target_energy: int) -> Statistics:
-        """Return the statistics with these G, H, n and q; only the lower triangle of G is used.
-
-        >>> fixed = FixedPoint(features=1, outputs=1, feature_bits=2, target_bits=1)
-        >>> Statistics.of(fixed, np.array([[20, 24], [24, 32]]), np.array([[-4], [0]]), 2, 8).words
-        array([20, 24, 32, -4,  0,  2,  8])
-        """
-        expected = ((fixed.width, fixed.width), (fixed.width, fixed.outputs))
-        for name, array, shape in zip(("gram", "cross"), (gram, cross), expected, strict=True):
-            if array.dtype != np.int64 or array.shape != shape:
-                raise InputError(f"{name} is {array.dtype} {array.shape}; int64 {shape} was expected")
-        triangle = [gram[row, : row + 1] for row in range(fixed.width)]
-        words = np.concatenate([*triangle, cross.ravel(), [samples, target_energy]], dtype=np.int64)
-        return Statistics(fixed, words)
-
-    @staticmethod
     def empty(fixed: FixedPoint) -> Statistics:
         """Return the statistics of an empty set of samples, which are all zero."""
         return Statistics(fixed, np.zeros(words_at(fixed), dtype=np.int64))
