@@ -81,8 +81,9 @@ def requests(folder: Path) -> None:
 
 
 def poisson(folder: Path) -> None:
-    """Sample clients whose steps contract by factors of their own; withdraw a request, and purge."""
-    spec = small_spec(**TINY | {"local": {"steps": 2, "weight_decay": 0.5}}, server={"participation": "poisson(0.7)"})
+    """Sample few clients, some of them alone, whose steps contract by factors of their own; withdraw, and purge."""
+    local, stop = {"steps": 2, "weight_decay": 0.5}, {"target": 0.0, "max_rounds": 8}
+    spec = small_spec(**TINY | {"local": local, "stop": stop}, server={"participation": "poisson(0.3)"})
     run = sifu.train(spec, run=folder)
     run.forget(["client-000"], "first", sigma=0.05)
     run.request(["client-001"], "not-any-more")
@@ -103,7 +104,8 @@ def network(folder: Path) -> None:
 
 def groups(folder: Path) -> None:
     """Merge groups without the ones that were hit, rebuild these, and merge again."""
-    run = sifu.train(small_spec(**TINY, groups={"count": 3, "rounds": 2}), run=folder)
+    local = {"steps": 2, "rate": 50.0, "momentum": 0.5}
+    run = sifu.train(small_spec(**TINY | {"local": local}, groups={"count": 3, "rounds": 2}), run=folder)
     run.forget(["client-001"], "merged", method="groups")
     run.forget(["client-002"], "noised", sigma=1.0)
     run.update()
