@@ -50,7 +50,7 @@ HEAD: dict[str, Any] = {
 LOOP: dict[str, Any] = {
     "local": {"rate": 0.5, "steps": 1},
     "regularity": {"kind": "assumed", "factor": 1.0},
-    "server": {"rejected": "reply"},
+    "server": {"rejected": "round"},
     "stop": {"max_rounds": 5, "target": 0.0},
 }
 TARGETS = {f"site-{number}": np.array([number, -2.0 * number, 2.0**number, 1.0, -number]) for number in range(6)}
@@ -146,11 +146,11 @@ def regression(folder: Path) -> None:
 
 def releases(folder: Path) -> None:
     """Release a head with noise, so that no release differs measurably from the one before."""
-    data = {"clients": 6, "samples_per_client": 12, "preprocessing": "fixed"}
+    data = {"clients": 3, "samples_per_client": 12, "preprocessing": "fixed"}
     spec = {"data": data, "model": {"kind": "ridge"}, "ridge": {"regularisation": 0.05}, "release": {"noise": 0.5}}
     run = sifu.train(spec, run=folder)
     run.forget(["client-001"], "first")
-    run.forget(["client-003"], "second")
+    run.forget(["client-002"], "second")
 
 
 def records(folder: Path) -> None:
@@ -162,6 +162,7 @@ def records(folder: Path) -> None:
         run.forget(["client-003"], "more-rows", records=[1], sigma=1.0)
         run.forget(["client-001"], "whole", sigma=1.0)
         run.request(["client-002"], "waits")
+        run.request(["client-004"], "rows-wait", records=[1])
 
 
 def approvals(folder: Path) -> None:
@@ -202,7 +203,7 @@ def loop(folder: Path) -> None:
                     replies["site-0"] = {"w": np.full(5, np.nan)}
                     del replies["site-3"]
                     server.run.request(["site-1"], "meanwhile", sigma=0.3, level="none")
-                server.take({} if (task.branch, task.round) == (0, 2) else replies)
+                server.take({} if (task.branch, task.round) == (1, 2) else replies)
             server.leave("site-5")
 
 

@@ -1,14 +1,13 @@
 """Changes of a finished run by someone with the key, who keeps everything else consistent and signs it all again.
 
 One value of an event, or of a row that no event writes, becomes another; tables, chain, signatures and certificates
-follow from it. Such a change may be a lie that nothing contradicts, so the law is not that it is caught: both
-verifiers must judge it alike.
+follow from it. Such a change may be a lie that nothing contradicts, so the law is that both verifiers judge it alike,
+and that what was caught once (`caught_lies.json`) stays caught.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import sqlite3
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
@@ -62,13 +61,14 @@ def signed_changes(folder: Path) -> Iterator[Change]:
                 yield Change(name, _signed_event(seq, path, new))
 
 
-def one_of_every_place(folders: dict[str, Path], seed: str) -> list[tuple[str, Change]]:
-    """Return a change of every place in the records, each with the run that a seed draws for it."""
-    draw, places = random.Random(seed), dict[str, list[tuple[str, Change]]]()
+def places_of(folders: dict[str, Path]) -> dict[str, dict[str, dict[str, Change]]]:
+    """Return the signed changes by place in the record, run, and how the last value at this place changes."""
+    places = dict[str, dict[str, dict[str, Change]]]()
     for run, folder in folders.items():
         for change in signed_changes(folder) if run not in FROM_ANOTHER_KEY else ():
-            places.setdefault(change.name.split(" ")[1], []).append((run, change))
-    return [draw.choice(places[place]) for place in sorted(places)]
+            _, place, _, how = change.name.split(" ")
+            places.setdefault(place, {}).setdefault(run, {})[how] = change  # a later row replaces an earlier one
+    return places
 
 
 def _signed_row(sql: str, values: tuple[Any, ...]) -> Callable[[Path], bool]:

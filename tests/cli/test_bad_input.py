@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 import sifu
 from run_tools import Answer, Command, connect, run_cli, small_spec, state
 from sifu.api import load_spec
 
+Words = NDArray[np.int64]
 EVERYBODY = ",".join(f"client-{k:03d}" for k in range(6, 12))
 TERMS: dict[str, list[str]] = {
     "epsilon": ["0", "-1", "nan", "inf", "ten", "0.00009"], "delta": ["0", "1", "-0.1", "nan", "9e-11"],
@@ -29,6 +34,7 @@ SPECS: dict[str, list[str]] = {
     "local.rate": ["[local]\nrate = " + value for value in ('"fast"', "nan", "-1", "1e300")],
     "stop.target": ["[stop]\ntarget = 95\n"], "model.kind": ['[model]\nkind = "sofmax"\n'],
     "data.name": ['[data]\nname = "digit"\n'],
+    "server.wait": [f'[server]\nwait = "{value}"\n' for value in ("0", "1.5", "0%", "101%", "0s", "5m", "some")],
     "client": ["[data]\nclients = 100000\n", '[data]\npartition = "given"\n'],
     "participation": ['[server]\nparticipation = "poisson(2)"\n'], "epsilon": ["[privacy]\nepsilon = 0\n"],
     "delta": ["[privacy]\ndelta = 1\n"], "sigma": ["[privacy]\nsigma = 0\n"], "privacy.rate": ["[privacy]\nrate = 3\n"],
@@ -253,3 +259,53 @@ def test_levels_that_cannot_be_certified(cli: Command, tmp_path: Path, reason: s
     before = state(run)
     check_refused(cli("forget", run, *level), 4, reason)  # the request waits, and is refused there too
     assert state(run) == before
+
+
+IMPOSSIBLE: dict[str, Callable[[Words], None]] = {
+    "a negative square": lambda words: words.__setitem__(0, -2),
+    "an odd square of an even sum": lambda words: words.__setitem__(0, words[0] + 1),
+    "an entry beyond its squares": lambda words: words.__setitem__(1, math.isqrt(int(words[0]) * int(words[2])) + 2),
+    "three entries that contradict each other": lambda words: contradict(words),
+    "a sum that is no whole number": lambda words: words.__setitem__(10, words[10] + 1),
+    "a sum beyond its square": lambda words: words.__setitem__(10, words[10] + (words[0] << 24)),
+    "another constant": lambda words: words.__setitem__(14, words[14] + 1),
+    "squares beyond the norm": lambda words: words.__setitem__(0, words[14] * 64 + words[0] % 2),
+    "a product beyond the targets": lambda words: words.__setitem__(15, words[15] + (words[0] << 20)),
+    "targets beyond their norm": lambda words: words.__setitem__(-1, words[-1] << 20),
+    "negative targets": lambda words: words.__setitem__(-1, -1),
+    "more samples": lambda words: words.__setitem__(-2, words[-2] + 1),
+}
+"""Statistics of four features, the constant and three targets that no samples have: the lower triangle of G, then H."""
+
+
+def contradict(words: Words) -> None:
+    """Make the products of three features contradict each other, though each pair of them is possible."""
+    for row, column in ((1, 0), (2, 0), (2, 1)):
+        squares = (int(words[k * (k + 3) // 2]) for k in (row, column))
+        words[row * (row + 1) // 2 + column] = -int(0.9 * math.sqrt(math.prod(squares)))
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_statistics_that_no_samples_have_are_left_out(tmp_path: Path, what: str) -> None:
+    """The head is that of a federation without the client that sends them, and the record names it."""
+    draw, heads = np.random.default_rng(8), []
+    data = {f"c{k}": (draw.normal(size=(12, 4)), draw.integers(0, 3, 12)) for k in range(4)}
+    spec = {"data": {"preprocessing": "fixed"}, "model": {"kind": "ridge", "outputs": 3}, "features": {"norm": 8.0},
+            "server": {"rejected": "reply"}}  # fmt: skip
+    for names in (["c0", "c1", "c2", "c3"], ["c0", "c2", "c3"]):
+        samples, options = dict.fromkeys(names, 12), {"sample_shape": (4,), "masked_statistics": False}
+        with sifu.ServerLoop(tmp_path / str(len(names)), spec, samples, **options) as server:  # type: ignore[arg-type]
+            while task := server.next():
+                replies = {name: sifu.LoopClient(name, *data[name]).answer(model, task.instructions[name])
+                           for name, model in task.models.items()}  # fmt: skip
+                if "c1" in replies:
+                    replies["c1"]["statistics"] = replies["c1"]["statistics"].copy()
+                    IMPOSSIBLE[what](replies["c1"]["statistics"])
+                server.take(replies)
+            run = server.run
+        rejected = [(row["client"], row["branch"], row["round"]) for row in run.status().to_mapping()["rejections"]]
+        assert rejected == [("c1", 0, 0)] * ("c1" in names)
+        assert run.verify().problems == []
+        head = load_file(run.export(tmp_path / "head.safetensors"))
+        heads.append({name: values.tobytes() for name, values in head.items()})
+    assert heads[0] == heads[1]

@@ -99,10 +99,10 @@ class RecordedTraining:
     def __init__(self, engine: Engine, writer: RunWriter, view: RunView) -> None:
         self.engine, self.writer, self.view = engine, writer, view
         self.active: ClientIndices = view.active
-        self._stop = stop_without(view.spec.stop, self._lost_rounds())
         current = writer.load_model(view.nodes[-1].node)
         self._fetch_model: Callable[[], Vector] = lambda: current
         self._tip = view.nodes[-1]
+        self._stop = stop_without(view.spec.stop, self._lost_rounds())
         self._depth = view.path.tip
         self._next = 1 + max(writer.nodes_by_number())
         self._root = writer.load_model(view.nodes[0].node).astype(np.float64)
@@ -160,9 +160,9 @@ class RecordedTraining:
         return True
 
     def _lost_rounds(self) -> int:
-        """Return the number of rounds on the path to the tip that the engine counts as lost (see `is_lost`)."""
+        """Return the number of rounds of this branch that the engine counts as lost (see `is_lost`)."""
         none = np.zeros(0, dtype=np.int64)
-        rounds = [node for node in self.view.nodes if node.kind == "round"]
+        rounds = [node for node in self.view.nodes if node.kind == "round" and node.branch == self._tip.branch]
         empty = [Position(node.branch, node.position - 1) for node in rounds if node.regularity.total_samples == 0]
         return sum(is_lost(self.engine, position, self.active, none) for position in empty)
 

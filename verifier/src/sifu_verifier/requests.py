@@ -47,7 +47,9 @@ def check_request(run: RunFolder, request: Row, spent: dict[int, float]) -> None
     run.agree(f"{at}: sigma", sigma, float(request["sigma"]) if sigma and request["sigma"] != "auto" else sigma)
     if request["final_node"] is not None and run.spec["model"]["kind"] != "ridge":
         limit = max(noise["position"], run.spec["stop"]["max_rounds"])
-        rounds = run.nodes[request["final_node"]]["position"]
+        final = run.nodes[request["final_node"]]
+        own = [n for n in run.nodes.values() if n["kind"] == "round" and n["branch"] == final["branch"]]
+        rounds = final["position"] - sum(n["node"] <= final["node"] and not n["samples"] for n in own)
         run.check(rounds <= limit, f"{at}: {rounds} rounds, where the spec allows {limit}")
     usual_kind = "merge" if request["method"] == "groups" else "noise"
     expected = {
