@@ -83,7 +83,9 @@ def requests(folder: Path) -> None:
 def poisson(folder: Path) -> None:
     """Sample few clients, some of them alone, whose steps contract by factors of their own; withdraw, and purge."""
     local, stop = {"steps": 2, "weight_decay": 0.5}, {"target": 0.0, "max_rounds": 8}
-    spec = small_spec(**TINY | {"local": local, "stop": stop}, server={"participation": "poisson(0.3)"})
+    spec = small_spec(
+        **TINY | {"local": local, "stop": stop}, server={"participation": "poisson(0.3)"}, privacy={"sigma": 0.05}
+    )
     run = sifu.train(spec, run=folder)
     run.forget(["client-000"], "first", sigma=0.05)
     run.request(["client-001"], "not-any-more")
@@ -110,6 +112,12 @@ def groups(folder: Path) -> None:
     run.forget(["client-002"], "noised", sigma=1.0)
     run.update()
     run.forget(["client-003"], "merged-again", method="groups", retention="strict")
+
+
+def network_groups(folder: Path) -> None:
+    """Merge groups of a network, whose fresh model is not zero."""
+    spec = small_spec(**TINY, model={"kind": "mlp"}, regularity={"kind": "assumed"}, groups={"count": 3, "rounds": 2})
+    sifu.train(spec, run=folder).forget(["client-001"], "merged", method="groups")
 
 
 def _rows(count: int, seed: int) -> dict[str, tuple[Any, Any]]:
@@ -192,7 +200,7 @@ def approvals(folder: Path) -> None:
 
 def loop(folder: Path) -> None:
     """Serve a user's own loop: replies are refused or missing, a round is lost, a client leaves, a request arrives."""
-    samples = {name: 10 * place for place, name in enumerate(TARGETS, start=1)}
+    samples, left = {name: 10 * place for place, name in enumerate(TARGETS, start=1)}, set[str]()
     for _ in range(2):
         with sifu.ServerLoop(folder, LOOP, samples, lambda: {"w": np.zeros(5)}) as server:
             while task := server.next():
@@ -204,7 +212,10 @@ def loop(folder: Path) -> None:
                     del replies["site-3"]
                     server.run.request(["site-1"], "meanwhile", sigma=0.3, level="none")
                 server.take({} if (task.branch, task.round) == (1, 2) else replies)
+                if (task.branch, task.round) == (1, 3) and "site-5" not in left:
+                    break
             server.leave("site-5")
+            left.add("site-5")
 
 
 def masked(folder: Path) -> None:
@@ -224,7 +235,7 @@ def masked(folder: Path) -> None:
 
 
 BUILT: tuple[Callable[[Path], None], ...] = (
-    *(trained, approving, requests, poisson, network, groups),
+    *(trained, approving, requests, poisson, network, groups, network_groups),
     *(closed_form, regression, releases, records, approvals, loop, masked),
 )
 BUILT_BY = {build.__name__: build for build in BUILT}

@@ -50,6 +50,13 @@ SPECS: dict[str, list[str]] = {
     "TOML": ["this is not TOML", "[local\n", "\0", "\ud800", f"seed = {'7' * 5000}\n"],
 }  # fmt: skip
 """Bad specs for each key that the refusal names."""
+EDGES = {
+    "wait": '[server]\nwait = "1"\n', "wait of all": '[server]\nwait = "100%"\n', "target": "[stop]\ntarget = 1.0\n",
+    "everybody": '[server]\nparticipation = "poisson(1)"\n', "one": '[server]\nparticipation = "fixed(1)"\n',
+    "epsilon": "[privacy]\nepsilon = 1e-4\n", "delta": "[privacy]\ndelta = 1e-10\n", "seed": f"seed = {2**53 - 1}\n",
+    "rounds": "[stop]\nmin_rounds = 2\nmax_rounds = 2\n", "momentum": "[local]\nmomentum = 0.0\n",
+}  # fmt: skip
+"""Specs whose value is the last one that is allowed."""
 TABLE = "hospital,age,pressure,disease\nnorth,50,130,False\nsouth,60,150,True\nnorth,70,120,True\nsouth,30,110,False\n"
 TABLE_SPEC = {"name": "table", "partition": "given", "label": "disease", "client": "hospital", "classes": "False,True",
               "scale": "age=50,20; pressure=130,20"}  # fmt: skip
@@ -116,6 +123,13 @@ def test_specs(cli: Command, tmp_path: Path, key: str) -> None:
         answer = cli("train", tmp_path / "spec.toml", "--run", tmp_path / "run", "--set", setting)
         check_refused(answer, 2, setting.partition("=")[0])
     assert [path.name for path in tmp_path.iterdir()] == ["spec.toml"]
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_the_last_value_that_is_allowed(cli: Command, tmp_path: Path, edge: str) -> None:
+    (tmp_path / "spec.toml").write_text(EDGES[edge])
+    answer = cli("plan", tmp_path / "spec.toml")
+    assert (answer.code, answer.err) == (0, "")
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -238,6 +252,13 @@ def test_data_that_are_not_finite_and_another_spec(cli: Command, tmp_path: Path)
         check_refused(cli("train", spec, "--run", run, "--set", key), 2, key.partition("=")[0])
     check_refused(cli("export", run, "--model", tmp_path / "no" / "m.safetensors"), 2)
     assert state(run) == before
+    head = {
+        "model": {"kind": "ridge", "outputs": 1},
+        "ridge": {"task": "regression"},
+        "data": {"preprocessing": "fixed"},
+    }
+    with pytest.raises(sifu.InputError, match="lies"):
+        sifu.train(head, run=tmp_path / "new", clients={"one": (x, y), "long": (x, 1e6 * y)})
     with pytest.raises(sifu.InputError, match="'empty'"):
         sifu.train(small_spec(), run=tmp_path / "new", clients={"full": (x, y), "empty": (x[:0], y[:0])})
     assert not (tmp_path / "new").exists()
