@@ -251,6 +251,22 @@ def test_a_method_that_a_kind_does_not_have_is_refused(pair: tuple[str, str], tm
     assert bytes_of(fed) == before
 
 
+@pytest.mark.parametrize("width", [8, 4098])
+def test_heads_of_any_width_forget_all_samples_but_one(width: int, tmp_path: Path) -> None:
+    """Another algorithm solves heads of more than 4,096 features."""
+    spec = runs.HEAD | {"features": {"kind": "random_fourier", "count": width, "bandwidth": 2.0}}
+    draw, models = np.random.default_rng(4), []
+    clients = {str(rows): (draw.normal(size=(rows, 3)), np.arange(rows) % 3) for rows in (1, 5, 9)}
+    for leaver in ("5", "9"):
+        run = sifu.train(spec, run=tmp_path / leaver, clients={name: clients[name] for name in ("1", leaver)})
+        (outcome,) = run.forget([leaver], method="closed_form")
+        assert outcome.level == "exact"
+        assert run.verify().problems == sifu_verifier.verify(run.folder) == []
+        models.append(safetensors.numpy.load_file(run.export(tmp_path / "head.safetensors")))
+    assert distance(*models) <= (0.0 if width == 8 else 1e-7)
+    assert distance(models[0], {name: np.zeros_like(values) for name, values in models[0].items()}) > 1e-3
+
+
 def test_retraining_goes_on_until_the_target(tmp_path: Path) -> None:
     """The accuracy of every method that trains stays near that of the first training."""
     wanted = {"data": {"clients": 60}, "stop": {"target": 0.85, "max_rounds": 300}}
