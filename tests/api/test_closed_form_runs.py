@@ -203,19 +203,6 @@ def test_a_client_that_sends_impossible_statistics_is_named(tmp_path: Path, monk
     monkeypatch.setattr(ClosedFormFederation, "sent_by", hostile)
     with pytest.raises(RoundRejectedError, match="'c2' were refused and nothing was changed: impossible statistics"):
         sifu.train(TABLE, run=tmp_path / "stopped", clients=table_clients(6))
-    run = sifu.train(TABLE | {"server": {"rejected": "reply"}}, run=tmp_path / "left", clients=table_clients(6))
-    assert query(tmp_path / "left", "SELECT client, reason, left_out FROM rejections") == [
-        ("c2", "impossible statistics", 1)
-    ]
-    assert query(tmp_path / "left", "SELECT client FROM participation ORDER BY client") == [
-        (0,),
-        (1,),
-        (3,),
-        (4,),
-        (5,),
-    ]
-    run.forget(["c4"])
-    assert run.verify().problems == []
 
 
 def test_a_forged_head_or_penalty_is_noticed(trained: Path, tmp_path: Path) -> None:

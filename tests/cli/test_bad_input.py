@@ -252,15 +252,11 @@ def test_data_that_are_not_finite_and_another_spec(cli: Command, tmp_path: Path)
         check_refused(cli("train", spec, "--run", run, "--set", key), 2, key.partition("=")[0])
     check_refused(cli("export", run, "--model", tmp_path / "no" / "m.safetensors"), 2)
     assert state(run) == before
-    head = {
-        "model": {"kind": "ridge", "outputs": 1},
-        "ridge": {"task": "regression"},
-        "data": {"preprocessing": "fixed"},
-    }
-    with pytest.raises(sifu.InputError, match="lies"):
-        sifu.train(head, run=tmp_path / "new", clients={"one": (x, y), "long": (x, 1e6 * y)})
-    with pytest.raises(sifu.InputError, match="'empty'"):
-        sifu.train(small_spec(), run=tmp_path / "new", clients={"full": (x, y), "empty": (x[:0], y[:0])})
+    head = {"model": {"kind": "ridge", "outputs": 1}, "ridge": {"task": "regression"}}
+    head["data"] = {"preprocessing": "fixed"}
+    for given, rows, named in ((small_spec(), (x[:0], y[:0]), "'odd'"), (head, (x, 1e6 * y), "scales from the shift")):
+        with pytest.raises(sifu.InputError, match=named):
+            sifu.train(given, run=tmp_path / "new", clients={"full": (x, y), "odd": rows})
     assert not (tmp_path / "new").exists()
 
 
