@@ -308,9 +308,9 @@ def changed() -> list[str]:
 
 
 def _digest(place: Path) -> str:
-    """Return a digest of every file but SQLite's log, which readers make and remove."""
+    """Return a digest of every file but SQLite's log, which readers make, and the lock, which names a process."""
     digest = hashlib.sha256()
     for path in sorted(place.rglob("*")):
-        if path.is_file() and not path.name.startswith("run.db-"):
+        if path.is_file() and not path.name.startswith("run.db-") and path.name != "lock":
             digest.update(f"{path.relative_to(place)} {path.stat().st_size} ".encode() + path.read_bytes())
     return digest.hexdigest()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import runs
 import sifu
 import sifu_verifier
 from forged_runs import execute, rebuild_chain
@@ -182,9 +183,8 @@ def test_other_methods_and_other_models_are_refused(trained: Path, tmp_path: Pat
         with pytest.raises(InputError, match="closed_form"):
             sifu.open_run(trained).forget(["client-001"], method=method)
     assert state(trained) == before
-    softmax = sifu.train({"data": {"clients": 4}, "stop": {"max_rounds": 1}}, run=tmp_path / "softmax")
     with pytest.raises(InputError, match="ridge"):
-        softmax.plan(["client-001"], method="closed_form")
+        sifu.open_run(runs.run("trained")).plan(["client-001"], method="closed_form")
 
 
 def test_a_client_that_sends_impossible_statistics_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ MAY_TRAIN: dict[str, str] = {
     "test_regularity_agrees test_seen_heads test_signed_contradictions test_unrecorded_files",
 }
 """Files by folder that contain a call to `train`. A file that no longer needs one leaves the list; none joins it."""
-MOST = 354
+MOST = 353
 """Number of functions that call `train`, tests, fixtures and helpers alike. It may only fall."""
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import runs
 import sifu
 from run_tools import Command, copy_run, small_spec, state
 from sifu.planning.rounds import FirstTraining
@@ -85,15 +86,15 @@ def test_a_later_request_counts_earlier_noise(after_one: Path) -> None:
 
 
 def test_without_a_target_every_method_runs_max_rounds_so_auto_takes_an_exact_one(tmp_path: Path, cli: Command) -> None:
-    sifu.train(small_spec(), run=tmp_path / "run")
+    folder = runs.own("trained", tmp_path)
     asked = ("--client", "client-003", "--format", "json")
-    plan = json.loads(cli("plan", tmp_path / "run", *asked).out)
+    plan = json.loads(cli("plan", folder, *asked).out)
     assert {way["rounds"] for way in plan["ways"] if way["allowed"]} == {plan["rounds"]} == {8}
     assert plan["level"] == "exact"
     sifu.train(small_spec(stop={"target": 0.01}), run=tmp_path / "reached")
     reached = json.loads(cli("plan", tmp_path / "reached", *asked).out)
     assert min(way["rounds"] for way in reached["ways"] if way["allowed"]) < 8, "control: a target ends training"
-    (outcome,) = json.loads(cli("forget", tmp_path / "run", *asked).out)["requests"]
+    (outcome,) = json.loads(cli("forget", folder, *asked).out)["requests"]
     assert outcome["rounds"] == 8
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import runs
 import sifu
 from forged_runs import execute, rebuild_chain, sign_again
 from run_tools import Command, copy_run, small_spec
@@ -208,7 +209,7 @@ def test_a_witness_that_knows_only_another_run_stops_writers(
         RunWriter.open(folder)
     # A run from before the witness was configured may join the runs known here, in another folder.
     monkeypatch.delenv(WITNESSES)
-    earlier = sifu.train(small_spec(), run=tmp_path / "earlier")
+    earlier = sifu.open_run(runs.own("trained", tmp_path))
     monkeypatch.setenv(WITNESSES, str(tmp_path / "shared.jsonl"))
     sifu.train(small_spec(), run=tmp_path / "first")
     earlier.request(["client-000"], "mine")
