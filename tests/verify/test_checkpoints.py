@@ -12,7 +12,7 @@ import pytest
 
 import sifu
 from forged_runs import execute, rebuild_chain
-from run_tools import Command, connect, query, small_spec, state
+from run_tools import Command, connect, query, state
 from sifu.api import verify_run
 from sifu.errors import InputError, RunDamagedError
 from sifu.store import keys, writer
@@ -64,10 +64,11 @@ def test_every_event_carries_a_signature_that_holds(run_with_requests: Path) -> 
 
 
 def test_without_the_passphrase_requests_are_filed_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    own_trained: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(keys.PASSPHRASE, "open sesame")
-    run = sifu.train(small_spec(), run=tmp_path / "run")
+    run = sifu.open_run(own_trained)
+    run.rotate_key()
     monkeypatch.delenv(keys.PASSPHRASE)
     with caplog.at_level(logging.WARNING):
         run.request(["client-000"], "waits")

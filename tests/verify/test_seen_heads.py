@@ -151,9 +151,10 @@ def test_a_signed_rotation_is_followed_and_an_invented_one_is_not(used: Path, tm
     assert cli("forget", older, "--clients", "client-000").code == 5
 
 
-def test_a_new_key_is_encrypted_where_the_old_one_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_key_is_encrypted_where_the_old_one_was(own_trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(keys.PASSPHRASE, "open sesame")
-    run = sifu.train(small_spec(), run=tmp_path / "run")
+    run = sifu.open_run(own_trained)
+    run.rotate_key()
     monkeypatch.delenv(keys.PASSPHRASE)
     monkeypatch.setattr(keys, "_typed", [b"open sesame"])  # as typed on a terminal
     run.rotate_key()
