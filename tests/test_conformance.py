@@ -251,6 +251,14 @@ def test_a_method_that_a_kind_does_not_have_is_refused(pair: tuple[str, str], tm
     assert bytes_of(fed) == before
 
 
+@pytest.mark.parametrize("retention", ["paper", "strict"])
+def test_strict_retention_erases_the_report_with_the_models(cli: Command, tmp_path: Path, retention: str) -> None:
+    folder = runs.own("trained", tmp_path)
+    assert cli("report", folder).code == 0
+    sifu.open_run(folder).forget(["client-001"], sigma=1.0, retention=retention)
+    assert (folder / "report").exists() == (retention == "paper")
+
+
 @pytest.mark.parametrize("width", [8, 4098])
 def test_heads_of_any_width_forget_all_samples_but_one(width: int, tmp_path: Path) -> None:
     """Another algorithm solves heads of more than 4,096 features."""
