@@ -36,7 +36,8 @@ VARIES = (
 TERMS: tuple[dict[str, Any], ...] = (
     {"level": "none"},
     {"level": "none", "sigma": 0.3, "epsilon": 4.0, "retention": "strict"},
-    *({"level": "none", "method": method} for method in ("sifu", "scratch", "groups", "closed_form")),
+    {"level": "none", "sigma": 0.1, "method": "sifu"},
+    *({"level": "none", "method": method} for method in ("scratch", "groups", "closed_form")),
 )
 """Terms of the plans for the first client that is still there; those that a run refuses are told as well."""
 
