@@ -35,6 +35,8 @@ CAUGHT = Path(__file__).with_name("caught_lies.json")
 """Signed lies that both verifiers caught when they were recorded: by place, how a value changes in which runs."""
 LIES = 3
 """Number of runs in which a place is recorded."""
+IMPLAUSIBLE = ("negative", "zero", "short", "space")
+"""Changes that are recorded only where no other is caught, because a rule about form may catch them."""
 
 
 def findings(folder: Path, *, witnessed: bool = True) -> list[str]:
@@ -174,7 +176,8 @@ def record() -> None:
         changed = {name: Changed(name, Path(folder)) for name in runs.BUILT_BY}
         for place, in_runs in sorted(places_of({name: changed[name].kept for name in changed}).items()):
             for run in draw.sample(sorted(in_runs), len(in_runs))[: LIES + 1]:
-                for how in draw.sample(sorted(in_runs[run]), len(in_runs[run])):
+                hows = draw.sample(sorted(in_runs[run]), len(in_runs[run]))
+                for how in sorted(hows, key=IMPLAUSIBLE.__contains__):
                     if len(caught.get(place, ())) < LIES and changed[run].outcome(in_runs[run][how]) == "caught":
                         caught.setdefault(place, {})[run] = how
                         break
