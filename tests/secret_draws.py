@@ -20,7 +20,7 @@ from run_tools import SameNoise
 KEYS: tuple[Any, ...] = (Ed25519PrivateKey, X25519PrivateKey)
 """Classes of private keys that the library draws, from 32 bytes each."""
 LONGEST_NONCE = 32
-"""Length of keys, salts and nonces in bytes."""
+"""Length in bytes of keys, salts and nonces; noise is longer."""
 
 
 def fix_draws(patch: pytest.MonkeyPatch, place: str) -> None:

@@ -1,9 +1,9 @@
-"""Everything that the face tells of each finished run: its state, plans, outcomes, certificates and model, pinned.
+"""Pinned answers of the public interface for every finished run: state, plans, outcomes, certificates and model.
 
     python tests/told.py --record      writes what the finished runs tell into told.json
 
-Record again only after an intended change, in a commit that says why. What differs from one test run to the next is
-left out: times, folders, versions, and everything that is derived from an event's hash.
+Record again only after an intended change, in a commit that says why. Values that differ between test runs are left
+out: times, folders, versions, numbers of events and hashes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -43,7 +44,7 @@ TERMS: tuple[dict[str, Any], ...] = (
 
 
 def told(name: str, folder: Path) -> dict[str, Any]:
-    """Return what the face tells of a finished run, of which `folder` receives a copy."""
+    """Return the answers for a finished run, of which `folder` receives a copy."""
     run = sifu.open_run(runs.own(name, folder))
     status, outcomes = run.status(), run.outcomes()
     stays = next(client.name for client in status.clients if client.state == "active")
@@ -98,15 +99,13 @@ def differences(now: Any, before: Any, place: str = "") -> Iterator[str]:
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    """Return what each finished run told when it was recorded."""
+    """Return the recorded answers by run."""
     content: dict[str, dict[str, Any]] = json.loads(RECORDED.read_text(encoding="utf-8"))
     return content
 
 
 def record() -> None:
-    """Write what every finished run tells, with a line for each part."""
-    import tempfile
-
+    """Write the answers for every finished run, one part a line."""
     with tempfile.TemporaryDirectory() as folder:
         everything = {name: told(name, Path(folder)) for name in runs.BUILT_BY}
     parts = {

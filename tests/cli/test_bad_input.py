@@ -56,7 +56,7 @@ EDGES = {
     "epsilon": "[privacy]\nepsilon = 1e-4\n", "delta": "[privacy]\ndelta = 1e-10\n", "seed": f"seed = {2**53 - 1}\n",
     "rounds": "[stop]\nmin_rounds = 2\nmax_rounds = 2\n", "momentum": "[local]\nmomentum = 0.0\n",
 }  # fmt: skip
-"""Specs whose value is the last one that is allowed."""
+"""Specs with an extreme value that is still allowed."""
 TABLE = "hospital,age,pressure,disease\nnorth,50,130,False\nsouth,60,150,True\nnorth,70,120,True\nsouth,30,110,False\n"
 TABLE_SPEC = {"name": "table", "partition": "given", "label": "disease", "client": "hospital", "classes": "False,True",
               "scale": "age=50,20; pressure=130,20"}  # fmt: skip
